@@ -1,0 +1,156 @@
+"""RunConfig: what one run is. Attrs classes, filled from TOML by ``engine.config_file``.
+
+Every key has a type, a default and one line of meaning (``help``); ``uniagent config`` prints them from here. Counts
+are global, durations end in ``_s``, sizes in ``_mib``. A key that nothing reads does not exist. Combinations that
+cannot work are refused in ``check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, fields, frozen
+
+
+def key(default: Any, help: str, *, choices: tuple[str, ...] | None = None, at_least: float | None = None) -> Any:
+    """A config key: its default, its meaning, and what is allowed."""
+    metadata = {"help": help, "choices": choices, "at_least": at_least}
+    return field(factory=default, metadata=metadata) if callable(default) else field(default=default, metadata=metadata)
+
+
+@frozen
+class Run:
+    steps: int = key(100, "optimizer steps (batches) to train", at_least=0)
+    seed: int = key(0, "seed of every generator of the run", at_least=0)
+    threads: int = key(1, "CPU threads torch may use", at_least=1)
+    drain_s: float = key(20.0, "after the first Ctrl-C or SIGTERM, how long running sessions may take to end", at_least=0)
+
+
+@frozen
+class Model:
+    path: str = key("builtin:tiny-shell", "a Hugging Face folder, or builtin:NAME")
+    dtype: str = key("auto", "weights and activations", choices=("auto", "float32", "bfloat16"))
+    device: str = key("auto", "where the model lives", choices=("auto", "cpu", "cuda"))
+    parser: str = key("auto", "parser of the model's tool calls and reasoning; auto: from the chat template")
+
+
+@frozen
+class Engine:
+    name: str = key("transformers", "inference engine (see uniagent.engine.registry)")
+    slots: int = key(64, "requests decoded at once", at_least=1)
+    context: int = key(512, "longest prompt + generation, in tokens", at_least=16)
+    prefill_tokens: int = key(4096, "prompt tokens processed in one step, padding included", at_least=16)
+    kv: str = key("recompute", "KV of running requests on a weight update", choices=("recompute", "keep"))
+    options: Mapping[str, Any] = key(dict, "passed to the engine as they are")
+
+
+@frozen
+class Gateway:
+    host: str = key("127.0.0.1", "address the gateway listens on")
+    port: int = key(0, "port; 0 takes a free one", at_least=0)
+    max_body_mib: int = key(64, "largest request body", at_least=1)
+    header_timeout_s: float = key(10.0, "to receive the head of a request", at_least=0.1)
+    idle_timeout_s: float = key(600.0, "a kept-alive connection without a request is closed", at_least=1)
+    max_sessions: int = key(20000, "live sessions on this node", at_least=1)
+    rewind: str = key("split", "accepted actions that a harness goes back behind", choices=("split", "discard"))
+    refused: str = key("discard", "calls that could not be run and were dropped", choices=("discard", "train"))
+    side_call: str = key("discard", "title and summary calls beside the conversation", choices=("discard", "train"))
+    edited: str = key("train", "sampled tokens that came back edited", choices=("train", "context"))
+
+
+@frozen
+class Rollout:
+    mode: str = key("sync", "sync: roll out, then train, then sync weights", choices=("sync",))
+    groups_per_step: int = key(16, "groups in a training batch", at_least=1)
+    group_size: int = key(8, "episodes of one sample", at_least=1)
+    max_sessions: int = key(256, "sessions running at once, whole groups first", at_least=1)
+    session_timeout_s: float = key(300.0, "wall-clock of one session; then it ends as an agent failure", at_least=1)
+
+
+@frozen
+class Learner:
+    loss: str = key("grpo", "policy loss", choices=("grpo",))
+    advantage: str = key("mean_std", "group baseline", choices=("mean", "mean_std", "rloo", "maxrl"))
+    aggregation: str = key("token_mean", "how token losses are averaged", choices=("token_mean",))
+    lr: float = key(5e-4, "peak learning rate", at_least=0)
+    schedule: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
+    warmup_steps: int = key(5, "linear warm-up of the learning rate", at_least=0)
+    betas: tuple[float, float] = key((0.9, 0.95), "AdamW betas")
+    weight_decay: float = key(0.0, "AdamW weight decay", at_least=0)
+    clip_low: float = key(0.2, "ratio is clipped below 1 - clip_low", at_least=0)
+    clip_high: float = key(0.28, "ratio is clipped above 1 + clip_high", at_least=0)
+    max_grad_norm: float = key(1.0, "gradient clipping", at_least=0)
+    minibatches: int = key(1, "optimizer steps a batch is split into", at_least=1)
+    micro_tokens: int = key(8192, "tokens of one forward and backward", at_least=16)
+
+
+@frozen
+class Checkpoint:
+    every: int = key(0, "steps between checkpoints; 0: only the last", at_least=0)
+    keep: int = key(3, "checkpoints kept, the newest", at_least=1)
+
+
+@frozen
+class Tasks:
+    file: str = key("", "Task Config (TOML or YAML), relative to this file")
+    data: str = key("", "samples: a JSONL file relative to this file, or NAME/SPLIT of a registered dataset")
+    options: Mapping[str, Any] = key(dict, "passed to a registered dataset")
+
+
+@frozen
+class Sandbox:
+    options: Mapping[str, Any] = key(dict, "per provider, merged under every task's sandbox section: [sandbox.options.local]")
+
+
+@frozen
+class Eval:
+    data: str = key("", "held-out samples, as tasks.data; empty: no evaluation")
+    n: int = key(448, "samples evaluated", at_least=1)
+    seed: int = key(777, "which held-out samples", at_least=0)
+    every: int = key(0, "steps between evaluations; 0: before and after only", at_least=0)
+    greedy: bool = key(True, "evaluate greedily too, beside sampling")
+    temperature: float = key(1.0, "of the sampled evaluation", at_least=0)
+
+
+@frozen
+class Curriculum:
+    strategy: str = key("uniform", "which samples come next", choices=("uniform",))
+
+
+@frozen
+class Trackers:
+    names: tuple[str, ...] = key((), "trackers besides the run folder's metrics.jsonl")
+
+
+@frozen
+class RunConfig:
+    run: Run = field(factory=Run)
+    model: Model = field(factory=Model)
+    engine: Engine = field(factory=Engine)
+    gateway: Gateway = field(factory=Gateway)
+    rollout: Rollout = field(factory=Rollout)
+    learner: Learner = field(factory=Learner)
+    checkpoint: Checkpoint = field(factory=Checkpoint)
+    tasks: Tasks = field(factory=Tasks)
+    sandbox: Sandbox = field(factory=Sandbox)
+    eval: Eval = field(factory=Eval)
+    curriculum: Curriculum = field(factory=Curriculum)
+    trackers: Trackers = field(factory=Trackers)
+
+
+def check(config: RunConfig) -> list[tuple[str, Any, str]]:
+    """Bad combinations, each as (key, value, what to do)."""
+    problems: list[tuple[str, Any, str]] = []
+    r = config.rollout
+    if r.max_sessions < r.group_size:
+        problems.append(
+            ("rollout.max_sessions", r.max_sessions, f"must be at least rollout.group_size ({r.group_size}): groups run whole")
+        )
+    if config.learner.advantage != "mean" and r.group_size == 1:
+        problems.append(("rollout.group_size", 1, "a group of one has no baseline: use 2 or more"))
+    return problems
+
+
+def sections() -> list[str]:
+    return [f.name for f in fields(RunConfig)]

@@ -1,0 +1,55 @@
+"""Names to parts: a name stands for ``module:attribute``, imported when the part is built, not before.
+
+Third parties add names through Python entry points of the group ``uniagent.<kind>``, or use the dotted
+``module:attribute`` itself as the name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from uniagent.engine.errors import UserError, nearest
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "engines": {
+        "transformers": "uniagent.adapters.engines.transformers:build",
+        "scripted": "uniagent.adapters.engines.scripted:build",
+    },
+    "sandboxes": {"local": "uniagent.adapters.sandboxes.local:LocalProvider"},
+    "tools": {
+        "stateful_shell": "uniagent.adapters.tools.shell:StatefulShell",
+        "submit": "uniagent.adapters.tools.submit:Submit",
+    },
+    "agents": {"react": "uniagent.adapters.agents.react:React"},
+    "tasks": {"shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest"},
+    "parsers": {"qwen": "uniagent.adapters.parsers.qwen:QwenParser"},
+    "dialects": {
+        "chat": "uniagent.adapters.dialects.chat:Chat",
+        "responses": "uniagent.adapters.dialects.responses:Responses",
+        "anthropic": "uniagent.adapters.dialects.anthropic:Anthropic",
+    },
+    "datasets": {"shell_quest": "uniagent.tasks.shell_quest.data:samples"},
+    "models": {"tiny-shell": "uniagent.tasks.shell_quest.model:folder"},
+    "trackers": {},
+}
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind, built in or installed."""
+    return sorted({*BUILTIN[kind], *(e.name for e in entry_points(group=f"uniagent.{kind}"))})
+
+
+def load(kind: str, name: str) -> Any:
+    """The part behind a name; raises UserError with the list of names when there is none."""
+    target = BUILTIN[kind].get(name) or next(
+        (e.value for e in entry_points(group=f"uniagent.{kind}") if e.name == name), name if ":" in name else None
+    )
+    if target is None:
+        raise UserError(f"there is no {kind.rstrip('s')} named {name!r}: {nearest(name, names(kind))}")
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as problem:
+        raise UserError(f"cannot load {kind.rstrip('s')} {name!r} from {target!r}: {problem}") from problem
