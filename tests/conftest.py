@@ -1,0 +1,38 @@
+"""Async tests run under trio; one that asks for ``autojump_clock`` runs on the virtual clock."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+
+@pytest.fixture
+def autojump_clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    wanted = inspect.signature(test).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
+    clock = next((a for a in arguments.values() if isinstance(a, trio.testing.MockClock)), None)
+    trio.run(functools.partial(test, **arguments), clock=clock)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[Any]:
+    import sys
+
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    yield
