@@ -106,8 +106,12 @@ class InferenceEngine(Protocol):
         sampling: Sampling,
         *,
         session: SessionId,
-        on_tokens: Callable[[Ids], None] | None = None,
-    ) -> Generation: ...
+        on_tokens: Callable[[Ids], bool | None] | None = None,
+    ) -> Generation:
+        """``on_tokens`` gets each step's new ids, on the loop. When it returns True (a stop string, a client that
+        left) the request is ended there and the Generation of all that was sampled comes back, finish ABORTED:
+        its logprobs are needed. Cancelling drops them."""
+        ...
 
     async def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
         """New weights, atomically: no step runs between the first tensor and the last; no request is lost."""
