@@ -97,8 +97,17 @@ class Capacity:
     context: int  # longest prompt + generation one request may have
 
 
+OnTokens: TypeAlias = Callable[[Ids], bool | None]  # new ids, as they come; True ends the generation here
+
+
 class InferenceEngine(Protocol):
-    """One replica. ``generate`` may be called by thousands of tasks at once; cancelling it aborts."""
+    """One replica. ``generate`` may be called by thousands of tasks at once; cancelling it aborts.
+
+    ``on_tokens`` runs on the trio loop and sees every token once, in order, before ``generate`` returns. When it
+    returns True (a stop string was seen) the generation is aborted and ``generate`` returns what was sampled by then,
+    which may be a few tokens more than on_tokens saw: finish ABORTED. A prompt that can never be served raises
+    ValueError.
+    """
 
     async def generate(
         self,
@@ -151,7 +160,10 @@ class StepEngine(Protocol):
         """Queue it; raises ValueError for a prompt that can never be served."""
         ...
 
-    def abort(self, id: int) -> None: ...
+    def abort(self, id: int) -> Generation | None:
+        """End it now; what it sampled so far, finish ABORTED. None: no such request, or it ended already."""
+        ...
+
     def busy(self) -> bool: ...
     def step(self) -> list[StepOutput]: ...
     def update(self, weights: Weights, version: int, kv: KvPolicy) -> None: ...
