@@ -13,9 +13,26 @@ from typing import Any
 from attrs import field, fields, frozen
 
 
-def key(default: Any, help: str, *, choices: tuple[str, ...] | None = None, at_least: float | None = None) -> Any:
-    """A config key: its default, its meaning, and what is allowed."""
-    metadata = {"help": help, "choices": choices, "at_least": at_least}
+def key(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    registry: str | None = None,
+    path: str | None = None,
+) -> Any:
+    """A config key: its default, its meaning, and what is allowed: the choices, the names of a kind in the registry, a
+    range. ``path`` says what a text stands for on disk: ``file``, ``samples`` (a file or NAME/SPLIT) or ``model``."""
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "at_least": at_least,
+        "at_most": at_most,
+        "registry": registry,
+        "path": path,
+    }
     return field(factory=default, metadata=metadata) if callable(default) else field(default=default, metadata=metadata)
 
 
@@ -24,20 +41,27 @@ class Run:
     steps: int = key(100, "optimizer steps (batches) to train", at_least=0)
     seed: int = key(0, "seed of every generator of the run", at_least=0)
     threads: int = key(1, "CPU threads torch may use", at_least=1)
-    drain_s: float = key(20.0, "after the first Ctrl-C or SIGTERM, how long running sessions may take to end", at_least=0)
+    drain_s: float = key(
+        20.0, "after the first Ctrl-C or SIGTERM, how long running sessions may take to end", at_least=0
+    )
 
 
 @frozen
 class Model:
-    path: str = key("builtin:tiny-shell", "a Hugging Face folder, or builtin:NAME")
+    path: str = key("builtin:tiny-shell", "a Hugging Face folder, or builtin:NAME", path="model")
     dtype: str = key("auto", "weights and activations", choices=("auto", "float32", "bfloat16"))
     device: str = key("auto", "where the model lives", choices=("auto", "cpu", "cuda"))
-    parser: str = key("auto", "parser of the model's tool calls and reasoning; auto: from the chat template")
+    parser: str = key(
+        "auto",
+        "parser of the model's tool calls and reasoning; auto: from the chat template",
+        choices=("auto",),
+        registry="parsers",
+    )
 
 
 @frozen
 class Engine:
-    name: str = key("transformers", "inference engine (see uniagent.engine.registry)")
+    name: str = key("transformers", "inference engine", registry="engines")
     slots: int = key(64, "requests decoded at once", at_least=1)
     context: int = key(512, "longest prompt + generation, in tokens", at_least=16)
     prefill_tokens: int = key(4096, "prompt tokens processed in one step, padding included", at_least=16)
@@ -48,7 +72,7 @@ class Engine:
 @frozen
 class Gateway:
     host: str = key("127.0.0.1", "address the gateway listens on")
-    port: int = key(0, "port; 0 takes a free one", at_least=0)
+    port: int = key(0, "port; 0 takes a free one", at_least=0, at_most=65535)
     max_body_mib: int = key(64, "largest request body", at_least=1)
     header_timeout_s: float = key(10.0, "to receive the head of a request", at_least=0.1)
     idle_timeout_s: float = key(600.0, "a kept-alive connection without a request is closed", at_least=1)
@@ -93,19 +117,23 @@ class Checkpoint:
 
 @frozen
 class Tasks:
-    file: str = key("", "Task Config (TOML or YAML), relative to this file")
-    data: str = key("", "samples: a JSONL file relative to this file, or NAME/SPLIT of a registered dataset")
+    file: str = key("", "Task Config (TOML or YAML), relative to this file", path="file")
+    data: str = key(
+        "", "samples: a JSONL file relative to this file, or NAME/SPLIT of a registered dataset", path="samples"
+    )
     options: Mapping[str, Any] = key(dict, "passed to a registered dataset")
 
 
 @frozen
 class Sandbox:
-    options: Mapping[str, Any] = key(dict, "per provider, merged under every task's sandbox section: [sandbox.options.local]")
+    options: Mapping[str, Any] = key(
+        dict, "per provider, merged under every task's sandbox section: [sandbox.options.local]"
+    )
 
 
 @frozen
 class Eval:
-    data: str = key("", "held-out samples, as tasks.data; empty: no evaluation")
+    data: str = key("", "held-out samples, as tasks.data; empty: no evaluation", path="samples")
     n: int = key(448, "samples evaluated", at_least=1)
     seed: int = key(777, "which held-out samples", at_least=0)
     every: int = key(0, "steps between evaluations; 0: before and after only", at_least=0)
@@ -120,7 +148,7 @@ class Curriculum:
 
 @frozen
 class Trackers:
-    names: tuple[str, ...] = key((), "trackers besides the run folder's metrics.jsonl")
+    names: tuple[str, ...] = key((), "trackers besides the run folder's metrics.jsonl", registry="trackers")
 
 
 @frozen
@@ -145,7 +173,11 @@ def check(config: RunConfig) -> list[tuple[str, Any, str]]:
     r = config.rollout
     if r.max_sessions < r.group_size:
         problems.append(
-            ("rollout.max_sessions", r.max_sessions, f"must be at least rollout.group_size ({r.group_size}): groups run whole")
+            (
+                "rollout.max_sessions",
+                r.max_sessions,
+                f"must be at least rollout.group_size ({r.group_size}): groups run whole",
+            )
         )
     if config.learner.advantage != "mean" and r.group_size == 1:
         problems.append(("rollout.group_size", 1, "a group of one has no baseline: use 2 or more"))

@@ -67,6 +67,7 @@ class ActionSpan:
     home: bool
     fate: str  # live, or the cause of its discard
     kept: tuple[Ids | None, ...] | None = None  # per token of [start, end)
+    kv_versions: tuple[VersionSpan, ...] = ()  # over [0, end) of the arrays, where home: whose weights wrote the KV
 
 
 @frozen(eq=False)
