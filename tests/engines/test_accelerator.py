@@ -15,7 +15,7 @@ from uniagent.engine.accelerator import Accelerator, AcceleratorError
 class Ticker:
     """A worker that steps ``left`` times; ``on_step`` runs on the thread."""
 
-    def __init__(self, left: int, on_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, left: int, on_step: Callable[[], object] = lambda: None) -> None:
         self.left, self.on_step = left, on_step
         self.delivered: list[int] = []
         self.done = trio.Event()

@@ -111,7 +111,7 @@ async def test_delays_cost_virtual_time_and_cancel_cleanly(
 
 
 async def test_versions_follow_an_update_in_the_middle_of_an_answer() -> None:
-    engine = ScriptedEngine(lambda prompt, sampling, session: [7, 8, 9])
+    engine = ScriptedEngine(lambda prompt, sampling, session: [7] + [8] * 99)
 
     async def update() -> None:
         await engine.update(None, 5, KvPolicy.KEEP)
@@ -119,12 +119,12 @@ async def test_versions_follow_an_update_in_the_middle_of_an_answer() -> None:
     async with trio.open_nursery() as nursery:
         generation = await engine.generate(
             prompt(),
-            Sampling(9),
+            Sampling(100),
             session="s",
             on_tokens=lambda ids: nursery.start_soon(update) if ids[0] == 7 else None,
         )
     spans = generation.versions
-    assert (spans[0], spans[-1]) == (VersionSpan(0, 0, spans[0].end), VersionSpan(5, spans[-1].start, 3))
+    assert (spans[0], spans[-1]) == (VersionSpan(0, 0, spans[0].end), VersionSpan(5, spans[-1].start, 100))
 
 
 async def test_a_function_may_answer_and_on_tokens_may_end_it() -> None:
