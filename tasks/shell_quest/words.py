@@ -2,18 +2,15 @@
 gives each name and word one token of its own, and the generator draws from nothing else.
 """
 
-NAMES = tuple(
-    f"{stem}.txt"
-    for stem in (
-        "alpha beta gamma delta apple pear plum grape lemon melon peach mango "
-        "onion carrot bread cheese milk coffee rice pasta honey salt pepper lamp"
-    ).split()
+NAMES = (
+    *("alpha.txt", "beta.txt", "gamma.txt", "delta.txt", "apple.txt", "pear.txt", "plum.txt", "grape.txt"),
+    *("lemon.txt", "melon.txt", "peach.txt", "mango.txt", "onion.txt", "carrot.txt", "bread.txt", "cheese.txt"),
+    *("milk.txt", "coffee.txt", "rice.txt", "pasta.txt", "honey.txt", "salt.txt", "pepper.txt", "lamp.txt"),
 )
-WORDS = tuple(
-    (
-        "red blue green gold silver wolf tiger zebra eagle river ocean forest cloud storm stone paper music garden "
-        "rocket engine"
-    ).split()
+WORDS = (
+    *("red", "blue", "green", "gold", "silver", "wolf", "tiger", "zebra"),
+    *("eagle", "river", "ocean", "forest", "cloud", "storm", "stone", "paper"),
+    *("music", "garden", "rocket", "engine"),
 )
 PROMPTS = {
     "largest": ("Delete the largest file.", "Remove the biggest file."),
