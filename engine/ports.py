@@ -363,6 +363,9 @@ class Providers(Protocol):
     """The node's long-lived parts that tasks build on."""
 
     def sandbox(self, name: str) -> SandboxProvider: ...
+    def sandbox_options(self, name: str) -> Mapping[str, Json]:
+        """What the run sets for a provider; it lies under every task's sandbox section."""
+        ...
 
 
 class TaskSource(Protocol):

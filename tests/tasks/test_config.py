@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+
 from uniagent.engine.errors import UserError
 from uniagent.engine.ports import ResolvedTask, SessionSampling
 from uniagent.tasks import TaskConfigResolver, merge
@@ -124,7 +125,7 @@ def test_sections_of_parts_keep_their_own_keys(tmp_path: Path) -> None:
 def test_names_of_parts_are_not_looked_up_before_they_are_built(tmp_path: Path) -> None:
     text = "{name: no_such_task, sandbox: {provider: nowhere}, agent: {name: nobody, tools: [{name: nothing}]}}"
     resolved = resolver(text, tmp_path).resolve({"name": "no_such_task"}, ENDPOINT)
-    with pytest.raises(UserError, match="no_such_task.*allowed: .*shell_quest"):
+    with pytest.raises(UserError, match=r"no_such_task.*allowed: .*shell_quest"):
         resolved.build(providers=None)  # type: ignore[arg-type]
 
 
