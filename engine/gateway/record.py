@@ -1,0 +1,107 @@
+"""What a session keeps of raw requests: each as its difference to an earlier one, so that a conversation is stored once.
+
+``changes(base, now)`` and ``apply(base, changes)`` are inverse. In changes, ``set`` holds new and changed values,
+``drop`` the keys that went, ``extend`` the lists that begin like the base's: ``[kept, new items]``. Equal values cost
+a comparison of identities where the wire reader reused them. Pure JSON; knows no dialect.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from uniagent.engine.ports import Json
+
+BASES = 4  # conversations beside each other (subagents) that are told apart
+
+
+def common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the longest common prefix. Slices are compared, which is fast where the items are the same objects."""
+    low, high, tries = 0, min(len(a), len(b)), 0
+    while low < high:
+        probe = high if tries < 4 else (low + high + 1) // 2  # most differ in the last few items, if at all
+        tries += 1
+        if a[low:probe] == b[low:probe]:
+            low = probe
+        else:
+            high = probe - 1
+    return low
+
+
+def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Json]:
+    """What makes ``now`` of ``base``, JSON-able (attrs values become objects)."""
+    out: dict[str, Json] = {}
+    drop = [key for key in base if key not in now]
+    if drop:
+        out["drop"] = drop
+    for key, value in now.items():
+        old = base.get(key)
+        if isinstance(value, list | tuple) and isinstance(old, list | tuple):
+            kept = common(old, value)
+            if kept == len(old) == len(value):
+                continue
+            if kept:
+                out.setdefault("extend", {})[key] = [kept, [_json(item) for item in value[kept:]]]
+                continue
+        elif key in base and (value is old or value == old) and type(value) is type(old):
+            continue
+        out.setdefault("set", {})[key] = _json(value)
+    return out
+
+
+def apply(base: Mapping[str, Json], change: Mapping[str, Json]) -> dict[str, Json]:
+    """The request again."""
+    out = {key: value for key, value in base.items() if key not in change.get("drop", ())}
+    out.update(change.get("set", {}))
+    for key, (kept, new) in change.get("extend", {}).items():
+        out[key] = [*base[key][:kept], *new]
+    return out
+
+
+def _json(value: Any) -> Json:
+    if attrs.has(type(value)):
+        return attrs.asdict(value)
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    return value
+
+
+class Requests:
+    """The last requests of a session, to find what a new one has in common with them."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=BASES)
+
+    def record(self, turn: int, request: Mapping[str, Any]) -> dict[str, Json]:
+        """``{"base": turn or None, "drop", "set", "extend"}`` of the request that this turn answers."""
+        best, kept = None, 0
+        for earlier in reversed(self._last):
+            same = sum(_shared(earlier[1].get(key), value) for key, value in request.items())
+            if best is None or same > kept:
+                best, kept = earlier, same
+        if best is None:
+            self._last.append((turn, request))
+            return {"base": None, **changes({}, request)}
+        if 2 * kept >= sum(len(v) for v in best[1].values() if isinstance(v, list | tuple)):
+            self._last.remove(best)  # the same conversation goes on
+        self._last.append((turn, request))
+        return {"base": best[0], **changes(best[1], request)}
+
+
+def _shared(old: Any, new: Any) -> int:
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        return common(old, new)
+    return 0
+
+
+def replay(records: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+    """The raw requests of a session's turns, in their order: ``records`` are its ``turns``."""
+    requests: dict[int, dict[str, Json]] = {}
+    for record in records:
+        change = record["request"]
+        base = {} if change["base"] is None else requests[change["base"]]
+        requests[record["turn"]] = apply(base, change)
+    return list(requests.values())
