@@ -45,7 +45,7 @@ async def run_session(parts: SessionParts, row: Mapping[str, Json], *, name: str
         if limit.cancelled_caught:
             error = f"the session ran longer than rollout.session_timeout_s = {parts.timeout_s:g} s"
     finally:
-        export = parts.gateway.finish(session.id, result.reward)
+        export = await parts.gateway.finish(session.id, result.reward)
     return Episode(
         session=name,
         task=resolved.name,
