@@ -92,21 +92,48 @@ class Rollout:
     session_timeout_s: float = key(300.0, "wall-clock of one session; then it ends as an agent failure", at_least=1)
 
 
+LOSSES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "decoupled_ppo")
+ADVANTAGES = ("auto", "mean", "mean_std", "rloo", "maxrl")
+AGGREGATIONS = ("auto", "token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm")
+
+
 @frozen
 class Learner:
-    loss: str = key("grpo", "policy loss", choices=("grpo",))
-    advantage: str = key("mean_std", "group baseline", choices=("mean", "mean_std", "rloo", "maxrl"))
-    aggregation: str = key("token_mean", "how token losses are averaged", choices=("token_mean",))
+    loss: str = key("dapo", "policy loss; sets the defaults of what is auto or 0 below", choices=LOSSES)
+    advantage: str = key("auto", "group baseline", choices=ADVANTAGES)
+    aggregation: str = key("auto", "how token losses are averaged; a sequence is a session", choices=AGGREGATIONS)
+    norm_tokens: int = key(1024, "constant divisor of seq_mean_token_sum_norm", at_least=1)
+    clip_low: float = key(0.0, "the ratio is clipped below 1 - clip_low; 0: the loss's own", at_least=0)
+    clip_high: float = key(0.0, "the ratio is clipped above 1 + clip_high; 0: the loss's own", at_least=0)
+    dual_clip: float = key(0.0, "bound on the loss of negative advantages, in |advantage|; 0: none", at_least=0)
+    proximal: str = key(
+        "policy",
+        "the ratio's base: the policy at the batch's start, or that which sampled",
+        choices=("policy", "behaviour"),
+    )
+    correction: str = key(
+        "tis",
+        "weight of tokens that another policy sampled, where proximal = policy",
+        choices=("none", "tis", "tis_sequence", "icepop"),
+    )
+    correction_low: float = key(0.5, "icepop: weights below are masked", at_least=0)
+    correction_high: float = key(0.0, "tis: cap of the weight; icepop: weights above are masked; 0: own", at_least=0)
+    geometric_low: float = key(0.0, "sessions whose geometric mean weight is below are masked; 0: none", at_least=0)
+    geometric_high: float = key(0.0, "sessions whose geometric mean weight is above are masked; 0: none", at_least=0)
+    kl: str = key("k3", "estimator of the KL to the reference model", choices=("k1", "k2", "k3"))
+    kl_coef: float = key(0.0, "weight of that KL in the loss; 0: no reference model", at_least=0)
+    entropy_coef: float = key(0.0, "weight of the entropy bonus", at_least=0)
+    overlong_limit: int = key(0, "sampled tokens of a session at which the length penalty is -1; 0: none", at_least=0)
+    overlong_buffer: int = key(256, "tokens over which that penalty grows", at_least=1)
     lr: float = key(5e-4, "peak learning rate", at_least=0)
     schedule: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
     warmup_steps: int = key(5, "linear warm-up of the learning rate", at_least=0)
     betas: tuple[float, float] = key((0.9, 0.95), "AdamW betas")
     weight_decay: float = key(0.0, "AdamW weight decay", at_least=0)
-    clip_low: float = key(0.2, "ratio is clipped below 1 - clip_low", at_least=0)
-    clip_high: float = key(0.28, "ratio is clipped above 1 + clip_high", at_least=0)
-    max_grad_norm: float = key(1.0, "gradient clipping", at_least=0)
+    max_grad_norm: float = key(1.0, "gradient clipping; 0: none", at_least=0)
     minibatches: int = key(1, "optimizer steps a batch is split into", at_least=1)
-    micro_tokens: int = key(8192, "tokens of one forward and backward", at_least=16)
+    micro_tokens: int = key(4096, "tokens of one forward and backward", at_least=16)
+    prefix_tree: bool = key(True, "compute shared prefixes once")
 
 
 @frozen
@@ -179,8 +206,15 @@ def check(config: RunConfig) -> list[tuple[str, Any, str]]:
                 f"must be at least rollout.group_size ({r.group_size}): groups run whole",
             )
         )
-    if config.learner.advantage != "mean" and r.group_size == 1:
+    if r.group_size == 1:
         problems.append(("rollout.group_size", 1, "a group of one has no baseline: use 2 or more"))
+    learner = config.learner
+    if learner.proximal == "behaviour" and (learner.loss == "decoupled_ppo" or learner.geometric_high):
+        problems.append(("learner.proximal", "behaviour", "leaves nothing to correct: use policy"))
+    if bool(learner.geometric_low) != bool(learner.geometric_high):
+        problems.append(
+            ("learner.geometric_low", learner.geometric_low, "needs learner.geometric_high too, and it this")
+        )
     return problems
 
 
