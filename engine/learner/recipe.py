@@ -1,5 +1,4 @@
 """Named losses: surrogate, advantage, aggregation, clip and correction, with what the config sets on top."""
-top."""
 
 from __future__ import annotations
 
