@@ -325,6 +325,11 @@ class TaskResult:
     details: Mapping[str, Json] = field(factory=dict)
     failure: Failure | None = None
 
+    @property
+    def solved(self) -> bool:
+        """The outcome, where the task gave one, else whether there was any reward."""
+        return self.reward > 0 if self.outcome is None else self.outcome
+
 
 class Task(Protocol):
     """What should happen, and whether it did. Owns the sandbox's life; verifies before it closes."""
