@@ -17,7 +17,7 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    from uniagent.engine.messages import Delta, ModelCall, Reply
+    from uniagent.engine.messages import Delta, ModelCall, Problem, Reply
 
 Json: TypeAlias = Any  # a JSON value: None, bool, int, float, str, list, dict
 Ids: TypeAlias = npt.NDArray[np.int32]  # [T] token ids
@@ -390,21 +390,31 @@ class Tracker(Protocol):
 
 
 class Dialect(Protocol):
-    """One wire format; pure, no sockets. ``parse`` raises ``Problem`` for what cannot be honoured."""
+    """One wire format; pure, no sockets. ``parse`` raises ``Problem`` for what cannot be honoured.
 
-    def parse(self, body: Json) -> ModelCall: ...
+    ``memo`` is the dialect's own, one per session: it recognises the part of a request that an earlier one had
+    (the same objects, see ``engine.gateway.wire``), so that only what is new is parsed.
+    """
+
+    name: str
+    items: str  # the key of the body's message list
+
+    def memo(self) -> Any: ...
+    def parse(self, body: Json, memo: Any = None) -> ModelCall: ...
     def reply(self, call: ModelCall, replies: Sequence[Reply]) -> Json: ...
     def events(self, call: ModelCall) -> EventWriter: ...
-    def error(self, problem: Exception) -> tuple[int, Json]: ...
+    def error(self, problem: Problem) -> tuple[int, Json]: ...
 
 
 class EventWriter(Protocol):
-    """Server-sent events of one streamed answer, as the deltas come. ``finish`` gives the closing events."""
+    """Server-sent events of one streamed answer, as the deltas come. ``finish`` gives the closing events; ``ping``
+    keeps an idle connection alive."""
 
-    def start(self) -> bytes: ...
+    def start(self, reply_id: str, prompt_tokens: int) -> bytes: ...
     def delta(self, delta: Delta) -> bytes: ...
+    def ping(self) -> bytes: ...
     def finish(self, replies: Sequence[Reply]) -> bytes: ...
-    def error(self, problem: Exception) -> bytes: ...
+    def error(self, problem: Problem) -> bytes: ...
 
 
 class Parser(Protocol):
