@@ -1,4 +1,4 @@
-"""Samples: where rows come from, in which order. A row is one sample config, as ``TaskConfigResolver.resolve`` takes it.
+"""Samples: where rows come from, and in which order. A row is one sample config, laid on top of its Task Config.
 
 A source is a JSONL file, or ``NAME/SPLIT`` of a registered dataset: a callable ``(split, seed, **options)`` that gives
 rows, the same for the same arguments, endlessly or not. NAME may be ``module:attribute``. Rows keep the order of
