@@ -28,7 +28,7 @@ class Call:
         """The arguments as an object; None when they are not one."""
         try:
             value = json.loads(self.arguments or "{}") if isinstance(self.arguments, str) else self.arguments
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
 

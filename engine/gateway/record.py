@@ -1,4 +1,4 @@
-"""What a session keeps of raw requests: each as its difference to an earlier one, so that a conversation is stored once.
+"""What a session keeps of raw requests: each as its difference to an earlier one, so a conversation is stored once.
 
 ``changes(base, now)`` and ``apply(base, changes)`` are inverse. In changes, ``set`` holds new and changed values,
 ``drop`` the keys that went, ``extend`` the lists that begin like the base's: ``[kept, new items]``. Equal values cost

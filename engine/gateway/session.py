@@ -266,7 +266,7 @@ class GatewaySession:
                 raise Problem(499, "aborted", "the generation was aborted")
             decoded = decoder.finish(generation.finish)
             stream.rest(decoded)
-            reply = self._reply(call, sampling, len(prompt), generation, decoded)
+            reply = self._reply(sampling, len(prompt), generation, decoded)
             answer = _sampled(generation, sampling, decoded, attempt.cause)
             node = self.tree.commit(
                 place,
