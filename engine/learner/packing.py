@@ -67,10 +67,10 @@ def pack(
             continue
         at = min(free, key=lambda i: (bins[i][0], i))
         bins[at] = (bins[at][0] + price, bins[at][1] + tokens, bins[at][2] + piece)
-    return [row(b[2], cost, least) for b in bins if b[2]]
+    return [pack_row(b[2], cost, least) for b in bins if b[2]]
 
 
-def row(items: Sequence[Item], cost: Cost, least: int) -> Row:
+def pack_row(items: Sequence[Item], cost: Cost, least: int) -> Row:
     forest = grow([i.ids for i in items], least=least)
     sources = [place[item.trained - 1] for item, place in zip(items, forest.places, strict=True)]
     return Row(

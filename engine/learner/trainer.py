@@ -1,0 +1,167 @@
+"""Trains the policy on batches: optimizer, schedule, clipping, and what to do with a step that went wrong.
+
+A step is a plan of pieces that the accelerator thread runs one at a time (``plan``, ``micro``, ``apply``), so that
+other work can go in between; ``step`` runs them all. A step with a non-finite loss or gradient changes nothing and is
+counted; three in a row stop the run. No global generator is used. Knows tensors; no task, no gateway, no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+
+from uniagent.engine.config import Learner
+from uniagent.engine.errors import UserError
+from uniagent.engine.learner.batch import Batch, describe
+from uniagent.engine.learner.forest import Index
+from uniagent.engine.learner.objective import Objective, needs
+from uniagent.engine.learner.optimizer import adamw, clip, set_learning_rate
+from uniagent.engine.learner.packing import Item, pack_row
+from uniagent.engine.learner.planning import Piece, Work, optimizer_steps, plan
+from uniagent.engine.learner.policy import Policy, inputs
+from uniagent.engine.learner.schedule import learning_rate
+from uniagent.engine.ports import Floats, Ids
+
+BAD_STEPS = 3  # skipped steps in a row that stop a run
+
+
+@frozen
+class Taken:
+    """One optimizer step; ``taken`` is False when it was skipped."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    taken: bool
+
+
+@define
+class _Open:
+    """A batch between ``plan`` and ``apply``."""
+
+    batch: Batch
+    objective: Objective
+    loss: torch.Tensor
+    steps: list[Taken] = field(factory=list)
+
+
+class Trainer:
+    """``model`` is a Hugging Face causal LM, trained in place; ``steps`` the optimizer steps of the whole run, at which
+    the schedule ends; ``reference`` a frozen copy for the KL term. ``train_step`` counts optimizer steps."""
+
+    def __init__(self, model: Any, config: Learner, *, seed: int, steps: int, reference: Any = None) -> None:
+        if config.kl_coef and reference is None:
+            raise ValueError("learner.kl_coef > 0 needs a reference model")
+        self.config, self.seed, self.steps = config, seed, steps
+        self.policy = Policy(model)
+        self.reference = None if reference is None else Policy(reference)
+        self.optimizer = adamw(self.policy, betas=config.betas, weight_decay=config.weight_decay)
+        self.train_step = 0
+        self.batches = 0
+        self.skipped = 0
+        self._bad: list[list[str]] = []  # the sessions of each skipped step since the last good one
+        self._open: _Open | None = None
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """Trains on one batch and gives its metrics."""
+        for piece in self.plan(batch):
+            self.micro(piece)
+        return self.apply()
+
+    def plan(self, batch: Batch) -> tuple[Piece, ...]:
+        """Opens a batch. Its pieces are given to ``micro`` in order, then ``apply`` closes it."""
+        if self._open is not None:
+            raise RuntimeError("a batch is open: call apply() before the next plan()")
+        planned = plan(
+            batch,
+            minibatches=self.config.minibatches,
+            micro_tokens=self.config.micro_tokens,
+            share=self.config.prefix_tree,
+            cost=self.policy.cost(),
+            needs=needs(self.config, single=optimizer_steps(batch, self.config.minibatches) <= 1),
+            rng=np.random.default_rng([self.seed, self.batches]),
+        )
+        objective = Objective(batch, planned.tokens, self.policy, self.config)
+        self._open = _Open(batch, objective, torch.zeros((), dtype=torch.float64, device=self.policy.device))
+        return planned.pieces
+
+    def micro(self, piece: Piece) -> None:
+        """Runs one piece."""
+        now = self._now()
+        if piece.row is None:
+            self._optimize(now)
+        elif piece.work is Work.TRAIN:
+            now.loss += now.objective.train(piece.row, piece.minibatch)
+        elif piece.work is Work.REFERENCE:
+            assert self.reference is not None
+            now.objective.score(piece.row, self.reference, now.objective.reference)
+        else:
+            into = now.objective.old if piece.work is Work.OLD else now.objective.current
+            now.objective.score(piece.row, self.policy, into)
+
+    def apply(self) -> dict[str, float]:
+        """The last optimizer step of the batch, and its metrics: those of ``diagnostics``, the batch's ledger, loss,
+        grad_norm, lr, train_step, skipped_steps. Raises UserError after three skipped steps in a row."""
+        now = self._now()
+        if now.objective.minibatches:
+            self._optimize(now)
+        self._open = None
+        self.batches += 1
+        skipped = sum(s.tokens for s in now.steps if not s.taken)
+        out = dict(describe(now.batch.ledger.skipped(skipped)))
+        out |= {"train_step": float(self.train_step), "skipped_steps": float(self.skipped)}
+        if now.steps:
+            out["loss"] = float(np.mean([s.loss for s in now.steps]))
+            out["grad_norm"] = float(np.mean([s.grad_norm for s in now.steps]))
+            out["lr"] = now.steps[-1].lr
+            out |= now.objective.metrics()
+        return out
+
+    @torch.no_grad()
+    def logprobs(self, ids: Ids, trained: Index, *, temperature: float = 1.0) -> Floats:
+        """Log-probabilities of the tokens of ids [T] at the positions trained [n] (all > 0) under the current weights:
+        [n] float32. For canaries and replay checks; opens no batch."""
+        row = pack_row([Item(ids, trained, np.arange(len(trained)), unit=0)], self.policy.cost(), least=0)
+        device = self.policy.device
+        with self.policy.running():
+            lp, _ = self.policy(inputs(row, device, torch.full((len(trained),), temperature, device=device)))
+        return np.asarray(lp.float().cpu().numpy(), np.float32)
+
+    def learning_rate(self) -> float:
+        """Of the next optimizer step."""
+        c = self.config
+        return learning_rate(self.train_step, peak=c.lr, warmup=c.warmup_steps, total=self.steps, kind=c.schedule)
+
+    def _now(self) -> _Open:
+        if self._open is None:
+            raise RuntimeError("no batch is open: call plan() first")
+        return self._open
+
+    def _optimize(self, now: _Open) -> None:
+        """One optimizer step on what was accumulated, or none when it is not finite."""
+        loss, lr = float(now.loss), self.learning_rate()
+        norm = float(clip(self.policy.parameters(), self.config.max_grad_norm))
+        taken = bool(np.isfinite(loss) and np.isfinite(norm))
+        tokens = now.objective.minibatches[len(now.steps)]
+        if taken:
+            set_learning_rate(self.optimizer, lr)
+            self.optimizer.step()
+            self.train_step += 1
+            self._bad.clear()
+        else:
+            self.skipped += 1
+            touched = np.unique(now.batch.session[tokens.cpu().numpy()])
+            self._bad.append(now.objective.take_bad() or [now.batch.sessions[i] for i in touched])
+        self.optimizer.zero_grad(set_to_none=True)
+        now.steps.append(Taken(loss, norm, lr, len(tokens), taken))
+        now.loss.zero_()
+        if len(self._bad) >= BAD_STEPS:
+            names = ", ".join(sorted({name for names in self._bad for name in names}))
+            raise UserError(
+                f"{BAD_STEPS} optimizer steps in a row had a non-finite loss or gradient (sessions: {names}): "
+                "lower learner.lr, or look at these sessions' tokens"
+            )

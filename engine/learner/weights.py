@@ -1,0 +1,71 @@
+"""Weights on their way from the learner to an engine in the same process.
+
+By reference when the engine decodes on the learner's own module: nothing moves, only the version. By copy otherwise:
+tensors under the model's names, in the engine's dtype, which the engine's own loader maps. ``checksum`` says whether
+both sides hold the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+def named_weights(model: Any, *, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every weight, tied ones once, without gradient. The tensors are the model's own where the dtype
+    is the same: a receiver copies them before the next optimizer step."""
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        yield name, tensor if dtype is None else tensor.to(dtype)
+
+
+@torch.no_grad()
+def copy_weights(source: NamedTensors, target: Any) -> None:
+    """Copies into the parameters of ``target`` by name, in place; raises ValueError when names or shapes differ."""
+    own = dict(target.named_parameters())
+    seen = set()
+    for name, tensor in source:
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(f"weight {name} {tuple(tensor.shape)} has no place in the target model")
+        own[name].copy_(tensor)
+        seen.add(name)
+    if missing := own.keys() - seen:
+        raise ValueError(f"weights missing from the source: {', '.join(sorted(missing))}")
+
+
+def checksum(weights: NamedTensors) -> str:
+    """A fingerprint of the bits, the same on every device and in every order of the tensors. Sums are integers modulo
+    2**64, so that they do not depend on how the work is split; a changed or moved element changes the sum."""
+    total = 0
+    for name, tensor in weights:
+        total = (total + _mix(_hash_name(name) + _sum(tensor))) % 2**64
+    return f"{total:016x}"
+
+
+def _hash_name(name: str) -> int:
+    value = 14695981039346656037  # FNV-1a
+    for byte in name.encode():
+        value = (value ^ byte) * 1099511628211 % 2**64
+    return value
+
+
+def _sum(tensor: Tensor, chunk: int = 1 << 20) -> int:
+    words = tensor.detach().contiguous().view(-1).view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(words), chunk):
+        part = words[start : start + chunk].to(torch.int64)
+        place = torch.arange(start, start + len(part), device=tensor.device, dtype=torch.int64)
+        mixed = (part + place * 0x9E3779B1) * 0x2545F4914F6CDD1D
+        total += (mixed ^ (mixed >> 29)).sum()
+    return int(total) % 2**64
+
+
+def _mix(value: int) -> int:
+    value %= 2**64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    return value ^ value >> 27
