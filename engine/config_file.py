@@ -61,7 +61,9 @@ def require(config: RunConfig, path: str | Path, *keys: str) -> None:
     for key in keys:
         section, name = key.split(".")
         if not getattr(getattr(config, section), name):
-            missing.append(f"{path}: {key} is not set: {FIELDS[section][name].metadata['help']}")
+            missing.append(
+                f"{path}: {key} is not set, and this command needs it ({FIELDS[section][name].metadata['help']})"
+            )
     if missing:
         raise UserError("\n".join(missing))
 
@@ -148,7 +150,11 @@ def _section(
 
 def _value(field: attrs.Attribute[Any], value: Any, base: Path) -> Any:
     """One value as its field takes it; raises ValueError with what is allowed."""
-    found = structure(value, field.type)
+    try:
+        found = structure(value, field.type)
+    except ValueError as problem:
+        names = allowed(field)
+        raise ValueError(f"{problem}; allowed: {', '.join(names)}" if names else str(problem)) from None
     for item in found if isinstance(found, tuple) else (found,):
         _in_range(field, item)
     return _located(field.metadata["path"], found, base) if field.metadata.get("path") and found else found
@@ -222,7 +228,7 @@ def _near_file(path: Path) -> str:
         names = sorted(p.name for p in path.absolute().parent.iterdir())
     except OSError:
         return ""
-    close = difflib.get_close_matches(path.name, names, n=1)
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

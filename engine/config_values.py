@@ -19,7 +19,8 @@ def structure(value: Any, kind: Any) -> Any:
     try:
         return _CONVERTER.structure(value, kind)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"expected {expected(kind)}, got {_kind(value)}") from None
+        got = "" if isinstance(value, list) and _is_tuple(kind) else f", got {_kind(value)}"
+        raise ValueError(f"expected {expected(kind)}{got}") from None
 
 
 def expected(kind: Any) -> str:
@@ -45,9 +46,9 @@ def show(value: Any) -> str:
 
 def _kind(value: Any) -> str:
     words = {
-        bool: "true or false",
+        bool: "a boolean",
         int: "a whole number",
-        float: "a number",
+        float: "a decimal number",
         str: "text",
         list: "a list",
         dict: "a table",
