@@ -33,6 +33,10 @@ BUILTIN: dict[str, dict[str, str]] = {
     "datasets": {"shell_quest": "uniagent.tasks.shell_quest.data:samples"},
     "models": {"tiny-shell": "uniagent.tasks.shell_quest.model:folder"},
     "trackers": {},
+    "seams": {  # what the composition root takes from the layers above, by name
+        "tasks": "uniagent.tasks.config:TaskConfigResolver",
+        "samples": "uniagent.tasks.data:samples",
+    },
 }
 
 

@@ -1,0 +1,121 @@
+"""The composition root: puts the parts of a run together, runs them in one nursery, takes them down in order.
+
+Invariants: sessions end before what they use (sandbox providers, gateway, engine, accelerator); the parts are found
+by name and imported only here; whatever breaks ends the process with its cause. Knows which parts there are, and
+nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+from attrs import define, field
+
+from uniagent.engine import model_files
+from uniagent.engine.accelerator import Accelerator
+from uniagent.engine.config import RunConfig
+from uniagent.engine.errors import UserError
+from uniagent.engine.gateway.codec import Codec
+from uniagent.engine.gateway.server import listen
+from uniagent.engine.gateway.session import SessionParts, in_thread
+from uniagent.engine.gateway.sessions import Gateway
+from uniagent.engine.observe.lag import Lag
+from uniagent.engine.observe.lag import watch as watch_lag
+from uniagent.engine.observe.progress import Progress
+from uniagent.engine.ports import InferenceEngine, Json, KvPolicy, TaskSource
+from uniagent.engine.providers import NodeProviders
+from uniagent.engine.registry import load
+from uniagent.engine.rollout.driver import StepDriver
+from uniagent.engine.signals import Stop
+from uniagent.engine.signals import watch as watch_signals
+
+if TYPE_CHECKING:
+    from uniagent.engine.learner.trainer import Trainer
+
+GIL_SWITCH_S = 0.0005  # the accelerator thread must not hold the interpreter for long: it delays every session
+
+
+@define(eq=False)
+class Node:
+    """A running node. ``version`` is the policy version the engine serves."""
+
+    config: RunConfig
+    model_folder: Path
+    accelerator: Accelerator
+    engine: InferenceEngine
+    gateway: Gateway
+    tasks: TaskSource
+    providers: NodeProviders
+    stop: Stop
+    lag: Lag
+    progress: Progress
+    trainer: Trainer | None = None
+    model: Any = field(default=None, repr=False)
+    version: int = 0
+
+    def rows(self, source: str, *, seed: int, repeat: bool) -> Any:
+        """The sample rows of a source, in order."""
+        options: Mapping[str, Json] = self.config.tasks.options
+        return load("seams", "samples")(source, seed=seed, options=options, repeat=repeat)
+
+    async def sync_weights(self) -> None:
+        """Hands the learner's weights to the engine: a new policy version."""
+        self.version += 1
+        await self.engine.update(None, self.version, KvPolicy(self.config.engine.kv))
+
+
+@asynccontextmanager
+async def open_node(
+    config: RunConfig, *, stop: Stop, progress: Progress, trains: bool, checkpoint: Path | None = None
+) -> AsyncIterator[Node]:
+    """A node that is ready for sessions. ``trains``: with a trainer over the engine's module. ``checkpoint``: a Hugging
+    Face folder in place of model.path."""
+    sys.setswitchinterval(GIL_SWITCH_S)
+    if not config.tasks.file:
+        raise UserError("tasks.file is not set: name the Task Config (TOML or YAML) of this run")
+    tasks = load("seams", "tasks").from_file(config.tasks.file)
+    folder = model_files.folder(str(checkpoint) if checkpoint else config.model.path)
+    async with Accelerator.start() as accelerator, trio.open_nursery() as nursery:
+        await nursery.start(watch_signals, stop)
+        lag = Lag()
+        nursery.start_soon(watch_lag, lag)
+        model, core, trainer = await accelerator.run(_build, config, folder, trains, kind="setup")
+        engine = StepDriver(accelerator, core)
+        codec = Codec.from_folder(folder, parser=config.model.parser)
+        gateway = Gateway(
+            SessionParts(codec, engine, in_thread, config.run.seed),
+            policy=_policy(config),
+            max_sessions=config.gateway.max_sessions,
+            model_name=folder.name,
+        )
+        gateway.origin = await nursery.start(listen, gateway, config.gateway)
+        providers = NodeProviders(nursery, config.sandbox.options)
+        yield Node(config, folder, accelerator, engine, gateway, tasks, providers, stop, lag, progress, trainer, model)
+        nursery.cancel_scope.cancel()
+
+
+def _build(config: RunConfig, folder: Path, trains: bool) -> tuple[Any, Any, Trainer | None]:
+    """Model, engine and trainer; on the accelerator thread."""
+    import torch
+
+    torch.set_num_threads(config.run.threads)
+    device = model_files.pick_device(config.model.device)
+    model = model_files.load(folder, dtype=config.model.dtype, device=device)
+    core = load("engines", config.engine.name)(config.engine, model, shared=True)
+    if not trains:
+        return model, core, None
+    from uniagent.engine.learner.trainer import Trainer
+
+    return model, core, Trainer(model, config.learner, seed=config.run.seed, steps=config.run.steps)
+
+
+def _policy(config: RunConfig) -> Any:
+    from uniagent.engine.trajectory.tree import TreePolicy
+
+    g = config.gateway
+    return TreePolicy(rewind=g.rewind, refused=g.refused, side_call=g.side_call, edited=g.edited)
