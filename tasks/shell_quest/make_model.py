@@ -64,7 +64,7 @@ def example(tokenizer: Any, messages: Sequence[Mapping[str, Json]]) -> Example:
     said = np.zeros(len(ids), bool)
     speaking = False
     for i in range(2, len(ids)):
-        speaking = speaking and ids[i - 1] != end or (ids[i - 2] == start and ids[i - 1] == role)
+        speaking = (speaking and ids[i - 1] != end) or (ids[i - 2] == start and ids[i - 1] == role)
         said[i] = speaking
     return ids, said
 
