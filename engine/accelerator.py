@@ -38,7 +38,10 @@ class Worker(Protocol):
     """What the thread steps: ``busy`` and ``step`` run on the thread, ``deliver`` and ``fail`` on the trio loop."""
 
     def busy(self) -> bool: ...
-    def step(self) -> Any: ...
+    def step(self) -> Any:
+        """What ``deliver`` gets; None: nothing to deliver."""
+        ...
+
     def deliver(self, batch: Any) -> None:
         """Takes what one ``step`` returned."""
         ...
@@ -192,8 +195,10 @@ class Accelerator:
             for worker in tuple(self._workers):
                 if worker.busy():
                     begun = time.perf_counter()
-                    batches.append((worker, worker.step()))
+                    batch = worker.step()
                     self.busy_s["engine"] += time.perf_counter() - begun
+                    if batch is not None:
+                        batches.append((worker, batch))
             if batches and not self._tell(self._on_step, batches):
                 return
 

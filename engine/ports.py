@@ -135,12 +135,14 @@ class InferenceEngine(Protocol):
 
 @frozen(eq=False)
 class StepRequest:
-    """One generation as a synchronous engine sees it. prompt [P]."""
+    """One generation as a synchronous engine sees it. prompt [P]. stream False: nobody looks at tokens before the end,
+    so the engine gives a single output with the generation."""
 
     id: int
     prompt: Ids
     sampling: Sampling
     session: SessionId
+    stream: bool = True
 
 
 @frozen(eq=False)

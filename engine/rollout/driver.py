@@ -8,7 +8,7 @@ A request is a waiter on the trio loop and an entry in the engine. Invariants: a
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from typing import TypeAlias
 
 import outcome
 import trio
@@ -28,6 +28,9 @@ from uniagent.engine.ports import (
     StepRequest,
     Weights,
 )
+
+
+Batch: TypeAlias = tuple[list[StepOutput], list[tuple[int, outcome.Outcome[Generation]]]]  # of one step
 
 
 @define(eq=False)
@@ -50,7 +53,7 @@ class StepDriver:
         self._engine = engine
         self._ids = itertools.count()
         self._waiters: dict[int, _Waiter] = {}
-        self._ended: deque[tuple[int, outcome.Outcome[Generation]]] = deque()  # on the thread: refusals and aborts
+        self._ended: list[tuple[int, outcome.Outcome[Generation]]] = []  # on the thread: refusals and aborts
         accelerator.attach(self)
 
     # ------------------------------------------------------------ InferenceEngine, on the trio loop
@@ -59,7 +62,7 @@ class StepDriver:
         self, prompt: Ids, sampling: Sampling, *, session: SessionId, on_tokens: OnTokens | None = None
     ) -> Generation:
         """See ``InferenceEngine``; ValueError for a prompt the engine refuses, AcceleratorError when it crashed."""
-        request = StepRequest(next(self._ids), prompt, sampling, session)
+        request = StepRequest(next(self._ids), prompt, sampling, session, stream=on_tokens is not None)
         waiter = self._waiters[request.id] = _Waiter(on_tokens)
         try:
             self._accelerator.post(lambda: self._add(request))
@@ -87,7 +90,7 @@ class StepDriver:
 
     # ------------------------------------------------------------ Worker
 
-    def deliver(self, batch: tuple[list[StepOutput], list[tuple[int, outcome.Outcome[Generation]]]]) -> None:
+    def deliver(self, batch: Batch) -> None:
         outputs, ended = batch
         for output in outputs:
             waiter = self._waiters.get(output.id)
@@ -125,11 +128,10 @@ class StepDriver:
     def busy(self) -> bool:
         return bool(self._ended) or self._engine.busy()
 
-    def step(self) -> tuple[list[StepOutput], list[tuple[int, outcome.Outcome[Generation]]]]:
+    def step(self) -> Batch | None:
         outputs = self._engine.step() if self._engine.busy() else []
-        ended = list(self._ended)
-        self._ended.clear()
-        return outputs, ended
+        ended, self._ended = self._ended, []
+        return (outputs, ended) if outputs or ended else None
 
     def _add(self, request: StepRequest) -> None:
         try:
