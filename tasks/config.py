@@ -159,7 +159,7 @@ class TaskConfigResolver:
                 raise UserError(f'{place} has no name; every task needs one, such as name = "shell_quest"')
             if name in self.tasks:
                 raise UserError(f"{where}: the name {name!r} is given twice; the tasks are: {', '.join(self.tasks)}")
-            _check(task, f"{where}: task {name!r}")
+            checked(task, f"{where}: task {name!r}")
             self.tasks[name] = task
         if not self.tasks:
             raise UserError(f"{where} defines no task")
@@ -182,12 +182,13 @@ class TaskConfigResolver:
             raise UserError(f"runtime_model has the keys {sorted(runtime_model)}, it needs exactly {sorted(ENDPOINT)}")
         _refuse_endpoint(sample_config, where)
         merged = merge(self.tasks[name], sample_config)
-        config = evolve(_check(merged, f"{where}, merged with task {name!r} of {self.where}"), merged=merged)
+        config = evolve(checked(merged, f"{where}, merged with task {name!r} of {self.where}"), merged=merged)
         live = evolve(config.agent.model, **{key: runtime_model[key] for key in ENDPOINT})  # type: ignore[arg-type]
         return evolve(config, agent=evolve(config.agent, model=live))
 
 
-def _check(layer: Mapping[str, Json], where: str) -> TaskConfig:
+def checked(layer: Mapping[str, Json], where: str) -> TaskConfig:
+    """The shape of one layer, or of both merged; raises UserError that begins with ``where``."""
     _refuse_endpoint(layer, where)
     return structure(TaskConfig, layer, where)
 

@@ -1,4 +1,4 @@
-"""``uniagent data check FILE``: every row of a sample file against a Task Config, problems by line number."""
+"""``uniagent data check FILE``: every row of a sample file, alone or on top of a Task Config; problems by line."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uniagent.engine.errors import UserError
-from uniagent.tasks.config import ENDPOINT, TaskConfigResolver
+from uniagent.tasks.config import ENDPOINT, TaskConfigResolver, checked
 from uniagent.tasks.data import numbered_rows
 
 
 def main(argv: Sequence[str]) -> int:
     """0 when all rows are good, 1 when some are not; UserError where nothing can be checked."""
-    parser = argparse.ArgumentParser(prog="uniagent data check", description=__doc__)
-    parser.add_argument("file", type=Path, help="samples, one JSON object a line")
-    parser.add_argument("--tasks", type=Path, required=True, help="the Task Config they are laid on")
+    parser = argparse.ArgumentParser(prog="uniagent data", description="Sample files.")
+    checking = parser.add_subparsers(required=True, metavar="check").add_parser("check", help="check every row")
+    checking.add_argument("file", type=Path, help="samples, one JSON object a line")
+    checking.add_argument("--tasks", type=Path, help="the Task Config they are laid on; left out: shape only")
     args = parser.parse_args(argv)
-    counts, problems = check(args.file, TaskConfigResolver.from_file(args.tasks))
+    counts, problems = check(args.file, TaskConfigResolver.from_file(args.tasks) if args.tasks else None)
     for problem in problems:
         print(problem)
     total = sum(counts.values())
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def check(path: Path, resolver: TaskConfigResolver) -> tuple[Counter[str], list[str]]:
+def check(path: Path, resolver: TaskConfigResolver | None) -> tuple[Counter[str], list[str]]:
     """How many good rows each task has, and one line for every problem."""
     counts: Counter[str] = Counter()
     problems: list[str] = []
@@ -37,7 +38,9 @@ def check(path: Path, resolver: TaskConfigResolver) -> tuple[Counter[str], list[
             problems.append(f"{where}: {row}")
             continue
         try:
-            counts[resolver.resolve(row, dict.fromkeys(ENDPOINT, "unused"), where=where).name] += 1
+            unused = dict.fromkeys(ENDPOINT, "unused")
+            config = resolver.resolve(row, unused, where=where) if resolver else checked(row, where)
+            counts[config.name] += 1
         except UserError as problem:
             problems.extend(str(problem).splitlines())
     if not counts and not problems:

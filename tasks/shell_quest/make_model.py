@@ -17,8 +17,8 @@ import numpy as np
 import trio
 
 from uniagent.engine.learner.sft import Example, SftStep, sft
-from uniagent.engine.ports import Json, Providers, SandboxProvider
-from uniagent.engine.registry import load
+from uniagent.engine.ports import Json
+from uniagent.engine.providers import NodeProviders
 from uniagent.tasks.config import TaskConfigResolver
 from uniagent.tasks.shell_quest.data import samples
 from uniagent.tasks.shell_quest.demonstrate import Demonstration, record, sloppy
@@ -32,25 +32,16 @@ TASK: dict[str, Any] = {
 }
 
 
-class LocalSandboxes(Providers):
-    """The local provider alone, without a node."""
-
-    def __init__(self) -> None:
-        self.local: SandboxProvider = load("sandboxes", "local")()
-
-    def sandbox(self, name: str) -> SandboxProvider:
-        return self.local
-
-    def sandbox_options(self, name: str) -> Mapping[str, Json]:
-        return {}
-
-
 def demonstrations(count: int, seed: int) -> list[Demonstration]:
     rows = list(islice(samples("train", seed), count))
     players = [sloppy(random.Random(f"sloppy/{seed}/{i}")) for i in range(count)]
 
     async def main() -> list[Demonstration]:
-        return await record(rows, players.__getitem__, resolver=TaskConfigResolver([TASK]), providers=LocalSandboxes())
+        async with trio.open_nursery() as nursery:
+            providers = NodeProviders(nursery, {})
+            recorded = await record(rows, players.__getitem__, resolver=TaskConfigResolver([TASK]), providers=providers)
+            nursery.cancel_scope.cancel()
+        return recorded
 
     return trio.run(main)
 
