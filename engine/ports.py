@@ -105,8 +105,9 @@ class InferenceEngine(Protocol):
 
     ``on_tokens`` runs on the trio loop and sees every token once, in order, before ``generate`` returns. When it
     returns True (a stop string was seen) the generation is aborted and ``generate`` returns what was sampled by then,
-    which may be a few tokens more than on_tokens saw: finish ABORTED. A prompt that can never be served raises
-    ValueError.
+    which may be a few tokens more than on_tokens saw: finish ABORTED. When it is cancelled, ``on_abort`` gets what was
+    sampled by then, before Cancelled goes on: a session's ledger accounts for it. A prompt that can never be served
+    raises ValueError.
     """
 
     async def generate(
@@ -115,12 +116,9 @@ class InferenceEngine(Protocol):
         sampling: Sampling,
         *,
         session: SessionId,
-        on_tokens: Callable[[Ids], bool | None] | None = None,
-    ) -> Generation:
-        """``on_tokens`` gets each step's new ids, on the loop. When it returns True (a stop string, a client that
-        left) the request is ended there and the Generation of all that was sampled comes back, finish ABORTED:
-        its logprobs are needed. Cancelling drops them."""
-        ...
+        on_tokens: OnTokens | None = None,
+        on_abort: Callable[[Generation], None] | None = None,
+    ) -> Generation: ...
 
     async def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
         """New weights, atomically: no step runs between the first tensor and the last; no request is lost."""
@@ -187,6 +185,7 @@ class Completed:
     errors: bytes = b""
     dropped: int = 0
     duration_s: float = 0.0
+    restarted: bool = False  # the shell ended or could not be brought back: its state is lost, the next one is fresh
 
     @property
     def timed_out(self) -> bool:
@@ -429,11 +428,13 @@ class Parser(Protocol):
 
 @frozen
 class ParsedCall:
-    """A call as sampled: ``arguments`` is the raw JSON text; ``problem`` says why it could not be parsed."""
+    """A call as sampled: ``arguments`` is the raw JSON text; ``problem`` says why it could not be parsed; ``id`` is set
+    where the model writes ids itself."""
 
     name: str
     arguments: str
     problem: str | None = None
+    id: str | None = None
 
 
 @frozen

@@ -67,7 +67,13 @@ class ScriptedEngine:
         self._held = 0  # tokens of running requests
 
     async def generate(
-        self, prompt: Ids, sampling: Sampling, *, session: SessionId, on_tokens: OnTokens | None = None
+        self,
+        prompt: Ids,
+        sampling: Sampling,
+        *,
+        session: SessionId,
+        on_tokens: OnTokens | None = None,
+        on_abort: Callable[[Generation], None] | None = None,
     ) -> Generation:
         """See ``InferenceEngine``. Problem (409) past the end of a script."""
         self._check(prompt)
@@ -77,7 +83,7 @@ class ScriptedEngine:
         self._running += 1
         self._held += len(prompt)
         try:
-            return await self._play(prompt, answer, sampling, session, on_tokens)
+            return await self._play(prompt, answer, sampling, session, on_tokens, on_abort)
         finally:
             self._running -= 1
             self._held -= len(prompt)
@@ -101,26 +107,40 @@ class ScriptedEngine:
             raise ValueError(f"token id {low if low < 0 else high} is not in the vocabulary (0 to {self._vocabulary})")
 
     async def _play(
-        self, prompt: Ids, answer: Answer, sampling: Sampling, session: SessionId, on_tokens: OnTokens | None
+        self,
+        prompt: Ids,
+        answer: Answer,
+        sampling: Sampling,
+        session: SessionId,
+        on_tokens: OnTokens | None,
+        on_abort: Callable[[Generation], None] | None,
     ) -> Generation:
-        if answer.delay_s:
-            await trio.sleep(answer.delay_s)
         length, finish = self._cut(prompt, answer, sampling)
         ids = answer.token_ids[:length]
-        versions = []
-        for position in range(length):
-            versions.append(self.version)
-            if on_tokens is not None:
-                if on_tokens(ids[position : position + 1]) is True and position + 1 < length:
-                    finish = Finish.ABORTED
-                    break
-                await trio.lowlevel.checkpoint()
-        if on_tokens is None:
-            await trio.lowlevel.checkpoint()
-        count = len(versions)
         logprobs = answer.logprobs if answer.logprobs is not None else _invented(length, sampling, session)
-        kv = [versions[0] if versions else self.version] * len(prompt) + versions
-        return Generation(ids[:count], logprobs[:count], version_spans(versions), version_spans(kv), finish, 0)
+        versions: list[int] = []
+
+        def sampled(finish: Finish) -> Generation:
+            count = len(versions)
+            kv = [versions[0] if versions else self.version] * len(prompt) + versions
+            return Generation(ids[:count], logprobs[:count], version_spans(versions), version_spans(kv), finish, 0)
+
+        try:
+            if answer.delay_s:
+                await trio.sleep(answer.delay_s)
+            for position in range(length):
+                versions.append(self.version)
+                if on_tokens is not None:
+                    if on_tokens(ids[position : position + 1]) is True and position + 1 < length:
+                        return sampled(Finish.ABORTED)
+                    await trio.lowlevel.checkpoint()
+            if on_tokens is None:
+                await trio.lowlevel.checkpoint()
+        except trio.Cancelled:
+            if on_abort is not None:
+                on_abort(sampled(Finish.ABORTED))
+            raise
+        return sampled(finish)
 
     def _cut(self, prompt: Ids, answer: Answer, sampling: Sampling) -> tuple[int, Finish]:
         """Tokens of the answer that are sampled, and why it ends there."""

@@ -8,6 +8,7 @@ A request is a waiter on the trio loop and an entry in the engine. Invariants: a
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import TypeAlias
 
 import outcome
@@ -29,7 +30,7 @@ from uniagent.engine.ports import (
     Weights,
 )
 
-
+ABORT_S = 5.0  # how long a cancelled caller waits for what was sampled
 Batch: TypeAlias = tuple[list[StepOutput], list[tuple[int, outcome.Outcome[Generation]]]]  # of one step
 
 
@@ -59,7 +60,13 @@ class StepDriver:
     # ------------------------------------------------------------ InferenceEngine, on the trio loop
 
     async def generate(
-        self, prompt: Ids, sampling: Sampling, *, session: SessionId, on_tokens: OnTokens | None = None
+        self,
+        prompt: Ids,
+        sampling: Sampling,
+        *,
+        session: SessionId,
+        on_tokens: OnTokens | None = None,
+        on_abort: Callable[[Generation], None] | None = None,
     ) -> Generation:
         """See ``InferenceEngine``; ValueError for a prompt the engine refuses, AcceleratorError when it crashed."""
         request = StepRequest(next(self._ids), prompt, sampling, session, stream=on_tokens is not None)
@@ -69,6 +76,12 @@ class StepDriver:
             await waiter.done.wait()
         except trio.Cancelled:
             self._abort(request.id)
+            if on_abort is not None:
+                waiter.on_tokens = None
+                with trio.move_on_after(ABORT_S, shield=True):
+                    await waiter.done.wait()
+                if isinstance(waiter.result, outcome.Value):
+                    on_abort(waiter.result.value)
             raise
         finally:
             self._waiters.pop(request.id, None)
