@@ -1,0 +1,198 @@
+"""The first process inside a sandbox: a bash that runs only what we send it, and starts everything else.
+
+It stays clean because no command of an agent runs in it; shells and single programs are its children, so they share
+the sandbox's namespaces and its /tmp, and outlive each other. Requests are lines of shell on its stdin; it answers on
+its stdout, one line each, in order. The pipes of what it starts are FIFOs in a directory that the sandbox sees
+read-only, gone as soon as both ends are open.
+
+Invariants: killing it ends every process of a sandbox with its own pid namespace; a request is answered or InfraError
+is raised within its deadline. Knows nothing of confinement: it is handed the argv that starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from uniagent.adapters.sandboxes.pipes import close_all, read_now, write_all
+from uniagent.adapters.sandboxes.processes import children, inner_pid, kill_trees, send
+from uniagent.engine.errors import InfraError
+
+BASH = ("bash", "--norc", "--noprofile")
+# -m: children get a process group and default signals of their own; the traps keep a stray signal from ending it
+START = "exec 2>/dev/null; set -m; trap : HUP INT QUIT TERM PIPE ALRM USR1 USR2 XCPU XFSZ VTALRM ABRT; ulimit -c 0\n"
+
+
+class Started:
+    """One process that init started: our ends of its pipes, and its id inside the sandbox."""
+
+    def __init__(self, inner: int, fds: list[int]) -> None:
+        self.inner = inner
+        self.fds = fds
+
+    def close(self) -> None:
+        close_all(self.fds)
+
+
+class Init:
+    """A running sandbox seen as its first process."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], run: Path, inner_run: str, limits: str) -> None:
+        """``run`` is the host directory that the sandbox sees as ``inner_run``; ``limits`` is shell that sets resource
+        limits. Must be called on the main thread: the confinement ends with the thread that started it."""
+        self.host_run, self.inner_run = run, inner_run
+        self.direct = argv[0] == BASH[0]  # nothing around it: it has no pid namespace either
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=dict(env), start_new_session=True, bufsize=0, cwd="/",
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self.requests, False)
+        os.set_blocking(self.replies, False)
+        self.preamble = START + limits
+        self.received = b""
+        self.owed = 0  # answers not read yet, those of cancelled requests included
+        self.lock = trio.Lock()
+        self.count = 0
+        self.spawned: set[int] = set()  # ids inside the sandbox of what it started
+        self.closed = False
+
+    async def ask(self, request: str, *, timeout_s: float = 30.0) -> str:
+        """Run one line of shell in it, and give the line that it prints."""
+        async with self.lock:
+            try:
+                with trio.move_on_after(timeout_s):
+                    await self._send(self.preamble + request + "\n")
+                    self.preamble = ""
+                    while True:
+                        line = await self._line()
+                        self.owed -= 1
+                        if self.owed == 0:
+                            return line
+            except (BrokenPipeError, trio.ClosedResourceError):
+                raise InfraError(f"the sandbox is gone: {self._last_words()}") from None
+            raise InfraError(f"the sandbox did not answer within {timeout_s:g} s")
+
+    async def _send(self, text: str) -> None:
+        """All or nothing: half a request would garble the next one."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            await write_all(self.requests, text.encode(errors="surrogateescape"))
+            self.owed += 1
+            return
+        self.kill()
+        raise BrokenPipeError
+
+    async def _line(self) -> str:
+        while b"\n" not in self.received:
+            data = read_now(self.replies)
+            if data is None:
+                await trio.lowlevel.wait_readable(self.replies)
+            elif not data:
+                raise BrokenPipeError
+            else:
+                self.received += data
+        line, _, self.received = self.received.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def _last_words(self) -> str:
+        """What the sandbox said before it went away: the confinement's error when it never started."""
+        while not self.closed and (data := read_now(self.replies)):
+            self.received += data
+        return self.received.decode(errors="replace").strip() or "its first process ended"
+
+    async def spawn(
+        self, program: str, pipes: Sequence[str], *, feed: bytes | None = None, timeout_s: float = 30.0
+    ) -> Started:
+        """Start a program (shell text) with one pipe a name: ``in`` is written by us, all others are read by us. Inside
+        they are the descriptors 11, 12, … in that order; 10 is a file with the bytes ``feed``, or /dev/null."""
+        self.count += 1
+        names = [f"{self.count}-{pipe}" for pipe in pipes]
+        feed_name = f"{self.count}-feed"
+        ours: list[int] = []
+        opened = [f"10<{self._inside(feed_name)}" if feed else "10</dev/null"]
+        try:
+            if feed:
+                (self.host_run / feed_name).write_bytes(feed)
+            for number, (name, pipe) in enumerate(zip(names, pipes, strict=True), start=11):
+                os.mkfifo(self.host_run / name, 0o600)
+                # the writing end is opened O_RDWR, which does not wait for the reader
+                mode = os.O_RDWR if pipe == "in" else os.O_RDONLY
+                ours.append(os.open(self.host_run / name, mode | os.O_NONBLOCK | os.O_CLOEXEC))
+                opened.append(f"{number}{'<' if pipe == 'in' else '>'}{self._inside(name)}")
+            closing = " ".join(f"{number}>&-" for number in range(10, 11 + len(names)))
+            answer = await self.ask(
+                f"exec {' '.join(opened)}; {{ {program}; }} </dev/null >/dev/null & exec {closing}; echo $!",
+                timeout_s=timeout_s,
+            )
+            if not answer.isdigit():
+                raise InfraError(f"the sandbox did not start: {answer} {self._last_words()}")
+        except BaseException:
+            close_all(ours)
+            raise
+        finally:
+            for name in (*names, feed_name):
+                with suppress(FileNotFoundError):
+                    os.unlink(self.host_run / name)
+        self.spawned.add(int(answer))
+        return Started(int(answer), ours)
+
+    def _inside(self, name: str) -> str:
+        return shlex.quote(f"{self.inner_run}/{name}")
+
+    def host_pid(self) -> int | None:
+        """Host id of the first process inside; None when it is gone or not there yet."""
+        if self.process.poll() is not None:
+            return None
+        return self.process.pid if self.direct else next(iter(children(self.process.pid)), None)
+
+    def host_pid_of(self, inner: int) -> int | None:
+        """Host id of a process it started."""
+        first = self.host_pid()
+        return next((pid for pid in children(first) if inner_pid(pid) == inner), None) if first else None
+
+    def strays(self) -> list[int]:
+        """Host ids of init's children that it did not start itself: processes whose parents ended."""
+        first = self.host_pid()
+        return [pid for pid in children(first) if inner_pid(pid) not in self.spawned] if first else []
+
+    async def exit_code(self, started: Started) -> int:
+        """Exit status of something that has ended."""
+        return int(await self.ask(f"wait {started.inner}; echo $?", timeout_s=5.0))
+
+    def kill(self) -> None:
+        """End every process of the sandbox. Does not wait; idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        if first := self.host_pid():
+            if self.direct:
+                kill_trees([first])
+            else:
+                send([first], signal.SIGKILL)
+        elif self.process.poll() is None:
+            self.process.kill()
+        for fd in (self.requests, self.replies):
+            trio.lowlevel.notify_closing(fd)
+        for stream in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+
+    async def wait(self, timeout_s: float) -> bool:
+        """After ``kill``: whether every process was gone in time."""
+        if self.process.poll() is None:
+            fd = os.pidfd_open(self.process.pid)
+            try:
+                with trio.move_on_after(timeout_s):
+                    await trio.lowlevel.wait_readable(fd)
+            finally:
+                os.close(fd)
+        return self.process.poll() is not None

@@ -1,0 +1,231 @@
+"""Sandboxes on this machine: opens them, keeps some warm, and buries them.
+
+Invariants: what ``open`` gives is closed when its block ends, whatever happened there; closing kills at once and never
+waits, processes and files are gone when the provider is; a node that dies leaves a labelled folder that the next
+provider removes. No command ever runs unconfined unless the config says so.
+
+Starting costs about 4 ms of CPU, most of it the kernel's: a sandbox starts in the background of whoever opened
+it, and with ``warm`` some of each kind stand ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import signal
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+
+import trio
+from attrs import evolve, frozen
+
+from uniagent.adapters.sandboxes import bwrap, hostfiles
+from uniagent.adapters.sandboxes.config import LocalConfig, local_config
+from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox
+from uniagent.adapters.sandboxes.node_dir import NodeFolder, reap, root_folder
+from uniagent.adapters.sandboxes.processes import marked, send
+from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.ports import Json
+
+log = logging.getLogger(__name__)
+KINDS_KEPT_WARM = 4
+BURIAL_S = 10.0
+
+
+@frozen
+class ProviderOptions:
+    """What a run sets for all its local sandboxes, beside the defaults of their own keys."""
+
+    warm: int = 8  # sandboxes of a kind kept started and unused
+    root: str | None = None  # folder for their files; default: a private one in the system's temporary directory
+    bwrap: str | None = None  # path of bubblewrap; default: the installed one
+
+
+class LocalProvider:
+    """``engine.ports.SandboxProvider`` named local; an async context manager run by the node."""
+
+    def __init__(self, options: Mapping[str, Json] | None = None) -> None:
+        """``options`` are [sandbox.options.local]: ProviderOptions, and defaults of every sandbox. Raises UserError."""
+        given = dict(options or {})
+        names = [a for a in ("warm", "root", "bwrap") if a in given]
+        self.options = ProviderOptions(**{name: given.pop(name) for name in names})
+        if not isinstance(self.options.warm, int) or self.options.warm < 0:
+            raise UserError(f"sandbox.options.local.warm = {self.options.warm!r}: must be a whole number, 0 or more")
+        self.own = set(names)
+        self.defaults = given
+        local_config(given)
+        self.folder: NodeFolder | None = None
+        self.program: str | None = None
+        self.started_once = False
+        self.warm: OrderedDict[str, tuple[LocalConfig, deque[LocalSandbox]]] = OrderedDict()
+        self.retired: list[LocalSandbox] = []
+        self.asked = trio.Event()
+        self.died = trio.Event()
+
+    # ------------------------------------------------------------ life
+
+    async def __aenter__(self) -> LocalProvider:
+        root = root_folder(self.options.root)
+        for label in await trio.to_thread.run_sync(reap, root):
+            log.warning("removed what a node that crashed left behind: %s", root / label)
+        _raise_descriptor_limit()
+        self.folder = NodeFolder(root)
+        bwrap.make_etc(self.folder.path / "etc")
+        self._nursery_manager = trio.open_nursery()
+        nursery = await self._nursery_manager.__aenter__()
+        nursery.start_soon(self._keep_warm)
+        nursery.start_soon(self._bury)
+        self._scope = nursery.cancel_scope
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scope.cancel()
+        try:
+            await self._nursery_manager.__aexit__(None, None, None)
+        finally:
+            assert self.folder is not None
+            for _, boxes in self.warm.values():
+                self._retire(*boxes)
+            self.warm.clear()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + BURIAL_S):
+                await self._bury_retired()
+            self.folder.close()
+            self.folder = None
+
+    # ------------------------------------------------------------ opening and closing
+
+    @asynccontextmanager
+    async def open(self, config: Mapping[str, Json]) -> AsyncIterator[LocalSandbox]:
+        """One sandbox. Raises UserError for a config that cannot work here, InfraError when this one fails."""
+        if self.folder is None:
+            raise RuntimeError("the local sandbox provider is not running: open it with `async with provider:` first")
+        section = {name: value for name, value in config.items() if name not in self.own}
+        box = await self._take(local_config({**self.defaults, **section}))
+        try:
+            yield box
+        finally:
+            self._retire(box)
+
+    async def _take(self, config: LocalConfig) -> LocalSandbox:
+        kind = evolve(config, files={})
+        key = repr(kind)
+        _, ready = self.warm.get(key, (kind, deque[LocalSandbox]()))
+        while ready:
+            self.asked.set()
+            box = ready.popleft()
+            if box.init.process.poll() is None:
+                box.plant(config.files)
+                return box
+            self._retire(box)
+        if key not in self.warm:
+            self._remember(key, kind)
+        box = self._start(config)
+        try:
+            if not self.started_once:
+                await self._first_answer(box)
+            await trio.lowlevel.checkpoint()
+        except BaseException:
+            self._retire(box)
+            raise
+        self.asked.set()
+        return box
+
+    def _start(self, config: LocalConfig) -> LocalSandbox:
+        assert self.folder is not None
+        program: str | None = None
+        if config.isolation == "bwrap":
+            self.program = program = self.program or self.options.bwrap or bwrap.find_bwrap()
+        folder = self.folder.new()
+        try:
+            return LocalSandbox(
+                folder, f"{self.folder.path.name}/{folder.name}", config, program, self.folder.path / "etc"
+            )
+        except OSError as problem:
+            hostfiles.remove(folder)
+            raise InfraError(f"a sandbox could not be started: {problem}") from problem
+
+    async def _first_answer(self, box: LocalSandbox) -> None:
+        """Whether sandboxes work here at all; from then on they are trusted to start."""
+        try:
+            await box.init.ask("echo", timeout_s=box.config.start_timeout_s)
+        except InfraError as problem:
+            raise bwrap.refusal(str(problem)) from problem
+        self.started_once = True
+
+    def _retire(self, *boxes: LocalSandbox) -> None:
+        for box in boxes:
+            box.kill()
+            self.retired.append(box)
+        self.died.set()
+
+    async def _bury(self) -> None:
+        while True:
+            await self.died.wait()
+            self.died = trio.Event()
+            await self._bury_retired()
+
+    async def _bury_retired(self) -> None:
+        """Wait for the processes of closed sandboxes, then remove their files."""
+        while self.retired:
+            boxes = list(self.retired)
+            for box in boxes:
+                if not await box.init.wait(BURIAL_S):
+                    log.error("a process of sandbox %s does not die; its folder is left to the next start", box.folder)
+            await trio.to_thread.run_sync(_remove_all, boxes)
+            del self.retired[: len(boxes)]
+
+    # ------------------------------------------------------------ warm pool
+
+    def _remember(self, key: str, kind: LocalConfig) -> None:
+        self.warm[key] = kind, deque()
+        if len(self.warm) > KINDS_KEPT_WARM:
+            _, (_, boxes) = self.warm.popitem(last=False)
+            self._retire(*boxes)
+
+    async def _keep_warm(self) -> None:
+        """One at a time, whenever one was taken: sandboxes in use come first."""
+        while True:
+            await self.asked.wait()
+            self.asked = trio.Event()
+            for kind, boxes in list(self.warm.values()):
+                while len(boxes) < self.options.warm:
+                    if not await self._add_warm(kind, boxes):
+                        break
+
+    async def _add_warm(self, kind: LocalConfig, boxes: deque[LocalSandbox]) -> bool:
+        try:
+            box = self._start(kind)
+        except InfraError as problem:
+            log.warning("no warm sandbox: %s", problem)
+            return False
+        try:
+            await (await box.shell()).start()
+        except InfraError as problem:
+            log.warning("no warm sandbox: %s", problem)
+            self._retire(box)
+            return False
+        except BaseException:
+            self._retire(box)
+            raise
+        boxes.append(box)
+        return True
+
+
+def _remove_all(boxes: list[LocalSandbox]) -> None:
+    for box in boxes:
+        if box.init.direct:
+            send(marked(box.mark), signal.SIGKILL)
+        with suppress(OSError):  # a process that would not die may still write: reaped at the next start
+            hostfiles.remove(box.folder)
+
+
+def _raise_descriptor_limit() -> None:
+    """Six descriptors a sandbox: thousands need more than the usual soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

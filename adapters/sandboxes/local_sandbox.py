@@ -1,0 +1,154 @@
+"""One local sandbox: commands through its first process, files directly in the host directories behind it.
+
+Knows one sandbox's life and no other's; who starts and buries it is ``local``.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import trio
+
+from uniagent.adapters.sandboxes import bwrap, hostfiles
+from uniagent.adapters.sandboxes.config import LocalConfig
+from uniagent.adapters.sandboxes.init import BASH, Init
+from uniagent.adapters.sandboxes.node_dir import MARK
+from uniagent.adapters.sandboxes.pipes import Capped, Collector
+from uniagent.adapters.sandboxes.processes import kill_trees
+from uniagent.adapters.sandboxes.shell import LocalShell
+from uniagent.engine.ports import Completed
+
+# descriptors 11, 12, 13: stdout, stderr, status; 10 is stdin
+EXEC = "( cd -- {cwd} && exec {argv} ) <&10 >&11 2>&12 10<&- 11>&- 12>&- 13>&-; printf '%d\\n' $? >&13"
+TREE_BATCH = 64  # files read before other tasks get a turn
+
+
+class LocalSandbox:
+    """``engine.ports.Sandbox`` on this machine. The file methods raise OSError as the calls of the same name do; a
+    symbolic link is never followed (ELOOP)."""
+
+    def __init__(self, folder: Path, label: str, config: LocalConfig, program: str | None, etc: Path) -> None:
+        """``program`` is bubblewrap's path, None for isolation none. On the main thread (see ``Init``)."""
+        self.folder, self.config = folder, config
+        work, tmp, run = (folder / name for name in ("work", "tmp", "run"))
+        for path in (work, tmp, run):
+            path.mkdir(mode=0o755)
+        if program is None:
+            self.workdir = PurePosixPath(work)
+            argv, inner_run, home = list(BASH), str(run), str(tmp)
+            self.mounts = {self.workdir: work}
+        else:
+            self.workdir = PurePosixPath(config.workdir)
+            argv = [*bwrap.confine(program, config, work=work, tmp=tmp, run=run, etc=etc), *BASH]
+            inner_run, home = bwrap.RUN, "/tmp"
+            self.mounts = {self.workdir: work, PurePosixPath("/tmp"): tmp}
+        self.mark = f"{MARK}={label}/".encode()
+        env = {**bwrap.environment(config, home=home, tmp=home), **({} if program else {MARK: f"{label}/"})}
+        self.plant(config.files)
+        self.init = Init(argv, env, run, inner_run, bwrap.limits(config))
+        self._shell = LocalShell(self.init, str(self.workdir), config.output_bytes)
+
+    def plant(self, files: Mapping[str, str]) -> None:
+        """Write the config's files."""
+        for name, text in files.items():
+            host, path = self._own(PurePosixPath(name))
+            if name.endswith("/"):
+                hostfiles.make_directory(host, path)
+            else:
+                hostfiles.write(host, path, text.encode())
+
+    def kill(self) -> None:
+        """End every process now; the files stay until they are removed."""
+        self._shell.close()
+        self.init.kill()
+
+    # ------------------------------------------------------------ commands
+
+    async def shell(self) -> LocalShell:
+        """The sandbox's persistent shell: always the same one, started at its first command."""
+        return self._shell
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        cwd: PurePosixPath | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """A new process beside the shell, in the same namespaces; at the time limit its tree is killed and ``code`` is
+        None. stdin is a file with those bytes. Raises InfraError when the sandbox is gone."""
+        began = trio.current_time()
+        words = [*(["env", *(f"{k}={v}" for k, v in env.items())] if env else []), *argv]
+        place = shlex.quote(str(self.workdir / (cwd or "")))
+        program = EXEC.format(cwd=place, argv=shlex.join(words))
+        out, err = Capped(self.config.output_bytes), Capped(self.config.output_bytes)
+        code: int | None = None
+        with trio.move_on_after(timeout_s):
+            started = await self.init.spawn(program, ("out", "err", "status"), feed=stdin or None)
+            out_fd, err_fd, status_fd = started.fds
+            collector = Collector(status_fd, [out_fd, err_fd])
+            try:
+                told = await collector.collect({out_fd: out, err_fd: err})
+                code = int(told or 128 + 9)  # nothing told: its watcher was killed
+            finally:
+                if code is None and (pid := self.init.host_pid_of(started.inner)):
+                    kill_trees([pid])
+                collector.close()
+                started.close()
+        (output, dropped), (errors, dropped_errors) = out.finish(), err.finish()
+        return Completed(code, output, errors, dropped + dropped_errors, trio.current_time() - began)
+
+    # ------------------------------------------------------------ files
+
+    def _locate(self, path: PurePosixPath) -> tuple[Path, PurePosixPath] | None:
+        """(host directory, path below it) behind a path of the sandbox; None when it is not one of ours."""
+        whole = PurePosixPath(posixpath.normpath(self.workdir / path))
+        for mount, host in self.mounts.items():
+            if whole.is_relative_to(mount):
+                return host, whole.relative_to(mount)
+        return None
+
+    def _own(self, path: PurePosixPath) -> tuple[Path, PurePosixPath]:
+        if (found := self._locate(path)) is None:
+            places = " and ".join(map(str, self.mounts))
+            raise OSError(errno.EXDEV, f"not in {places}, the sandbox's own directories", str(path))
+        return found
+
+    async def read(self, source: PurePosixPath, *, limit: int = 1 << 20) -> bytes:
+        """At most the first ``limit`` bytes."""
+        await trio.lowlevel.checkpoint()
+        if (found := self._locate(source)) is not None:
+            return hostfiles.read(*found, limit)
+        done = await self.exec(["head", "-c", str(limit), "--", str(source)], timeout_s=60)
+        if done.code != 0:
+            raise OSError(errno.EIO, done.errors.decode(errors="replace").strip(), str(source))
+        return done.output
+
+    async def write(self, target: PurePosixPath, data: bytes) -> None:
+        """Directories above it are made."""
+        await trio.lowlevel.checkpoint()
+        hostfiles.write(*self._own(target), data)
+
+    async def files(self, root: PurePosixPath) -> Mapping[PurePosixPath, bytes]:
+        """See the port; a file above 8 MiB is described by its size (``b"<9000000 bytes>"``)."""
+        found: dict[PurePosixPath, bytes] = {}
+        for count, (path, content) in enumerate(hostfiles.tree(*self._own(root))):
+            found[path] = content
+            if count % TREE_BATCH == 0:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    async def upload(self, source: Path, target: PurePosixPath) -> None:
+        """A file or a whole tree of the host; links inside the tree are left out."""
+        await trio.to_thread.run_sync(partial(hostfiles.copy_in, source, *self._own(target)))
+
+    async def download(self, source: PurePosixPath, target: Path) -> None:
+        """A file or a whole tree to the host; links and special files are left out."""
+        await trio.to_thread.run_sync(partial(hostfiles.copy_out, *self._own(source), target))
