@@ -24,7 +24,11 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "agents": {"react": "uniagent.adapters.agents.react:React"},
     "tasks": {"shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest"},
-    "parsers": {"qwen": "uniagent.adapters.parsers.qwen:QwenParser"},
+    "parsers": {
+        "auto": "uniagent.adapters.parsers.families:choose",
+        "plain": "uniagent.adapters.parsers.families:plain",
+        "qwen": "uniagent.adapters.parsers.families:qwen",
+    },
     "dialects": {
         "chat": "uniagent.adapters.dialects.chat:Chat",
         "responses": "uniagent.adapters.dialects.responses:Responses",

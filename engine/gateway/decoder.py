@@ -1,0 +1,185 @@
+"""Sampled ids to what the client sees, incrementally: text, reasoning, calls; UTF-8 and stop strings on the way.
+
+Ids become text at token boundaries (a character split over tokens is one unit), stop strings hold back whole units and
+cut between them: the text a client gets is exactly the text of the ids that are kept. Special tokens are silent unless
+the parser asks for them. Feeding ids one by one or all at once gives the same answer.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from attrs import evolve, frozen
+
+from uniagent.engine.messages import Call, Delta
+from uniagent.engine.ports import Ids, Parser
+
+# the printable stand-ins of bytes in byte-level vocabularies (GPT-2's table)
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {chr(b): b for b in _PRINTABLE} | {
+    chr(256 + n): b for n, b in enumerate(b for b in range(256) if b not in set(_PRINTABLE))
+}
+
+
+class Pieces:
+    """The bytes of each token id. ``added`` maps added tokens' ids to their text; ``silent`` ids have none."""
+
+    def __init__(
+        self, token: Callable[[int], str | None], *, byte_level: bool, added: Mapping[int, str], silent: frozenset[int]
+    ) -> None:
+        self._token, self._byte_level = token, byte_level
+        self._known: dict[int, bytes] = {i: b"" if i in silent else t.encode() for i, t in added.items()}
+
+    def __getitem__(self, id: int) -> bytes:
+        found = self._known.get(id)
+        if found is None:
+            found = self._known[id] = self._bytes(self._token(id) or "")
+        return found
+
+    def _bytes(self, token: str) -> bytes:
+        if self._byte_level:
+            if all(c in _BYTES for c in token):
+                return bytes(_BYTES[c] for c in token)
+            return token.encode()
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("▁", " ").encode()
+
+
+@frozen
+class Decoded:
+    """A whole answer. ``finish`` is stop | length | tool_calls; ``used`` tokens are kept (fewer than were sampled when
+    a stop string cut them); ``closed``: the last one ends the turn; ``problem``: why a call could not be parsed;
+    ``deltas`` are the last ones, which ``feed`` has not given yet."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Call, ...]
+    finish: str
+    used: int
+    closed: bool
+    problem: str | None = None
+    deltas: tuple[Delta, ...] = ()
+
+
+class Decoder:
+    """Of one generation. ``stopped`` turns true when a stop string matched: the gateway then aborts the generation."""
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        parser: Parser,
+        call_ids: Callable[[int, str], str],
+        *,
+        stop: Sequence[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        closing: frozenset[int] = frozenset(),
+    ) -> None:
+        self._pieces, self._parser, self._call_ids = pieces, parser, call_ids
+        self._stop = tuple(s for s in stop if s)
+        self._stop_ids, self._closing = stop_ids, closing
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending, self._half = 0, ""  # tokens of an unfinished character, and text completed within them
+        self._held: list[tuple[int, str]] = []  # units not yet released: (tokens, text)
+        self._released = 0  # tokens released
+        self._ended: int | None = None  # the stop id that ended the turn
+        self._ids: dict[int, str] = {}  # call index -> id
+        self.stopped = False
+
+    def feed(self, ids: Ids) -> list[Delta]:
+        """The deltas these ids complete. Ids after a stop are ignored."""
+        if self.stopped or self._ended is not None:
+            return []
+        out: list[str] = []
+        for id in np.asarray(ids).tolist():
+            if id in self._stop_ids:
+                self._ended = id
+                break
+            self._take(id, out)
+            if self.stopped:
+                break
+        return self._parse("".join(out))
+
+    def _take(self, id: int, out: list[str]) -> None:
+        text = self._utf8.decode(self._pieces[id])
+        self._pending += 1
+        if self._utf8.getstate()[0]:  # in the middle of a character; text it completed before goes with it
+            self._half = self._half + text
+            return
+        self._unit(self._half + text, out)
+        self._half = ""
+
+    def _unit(self, text: str, out: list[str]) -> None:
+        unit, self._pending = (self._pending, text), 0
+        if not self._stop:
+            self._released += unit[0]
+            out.append(text)
+            return
+        self._held.append(unit)
+        whole = "".join(t for _, t in self._held)
+        matches = [at for at in (whole.find(s) for s in self._stop) if at >= 0]
+        if matches:
+            self.stopped = True
+            self._release(min(matches), out)
+            return
+        self._release(len(whole) - max(_overlap(whole, s) for s in self._stop), out)
+
+    def _release(self, until: int, out: list[str]) -> None:
+        """Let whole units go whose text ends at or before ``until``."""
+        end = 0
+        while self._held and end + len(self._held[0][1]) <= until:
+            tokens, text = self._held.pop(0)
+            end += len(text)
+            self._released += tokens
+            out.append(text)
+
+    def _parse(self, text: str) -> list[Delta]:
+        return [self._with_id(d) for d in self._parser.feed(text)] if text else []
+
+    def _with_id(self, delta: Delta) -> Delta:
+        if delta.call_index is None:
+            return delta
+        if delta.call_name is None:
+            return delta
+        id = delta.call_id or self._call_ids(delta.call_index, delta.call_name)
+        if id in self._ids.values():
+            id = self._call_ids(delta.call_index, delta.call_name)
+        self._ids[delta.call_index] = id
+        return evolve(delta, call_id=id)
+
+    def finish(self, finish: str) -> Decoded:
+        """The whole answer; ``finish`` is the engine's word: stop, length or aborted."""
+        out: list[str] = []
+        if not self.stopped:
+            if self._pending:
+                half = self._half + self._utf8.decode(b"", final=True)
+                self._half = ""
+                self._unit(half, out)
+            if not self.stopped:
+                self._release(1 << 60, out)
+        deltas = self._parse("".join(out))
+        last, parsed = self._parser.finish()
+        deltas += [self._with_id(d) for d in last]
+        calls = tuple(Call(self._ids[n], c.name, c.arguments) for n, c in enumerate(parsed.calls))
+        ended = self._ended is not None and not self.stopped
+        cut = finish == "length" and not self.stopped and not ended
+        return Decoded(
+            text=parsed.text,
+            reasoning=parsed.reasoning,
+            calls=calls,
+            finish="length" if cut else "tool_calls" if calls else "stop",
+            used=self._released + ended,
+            closed=ended and self._ended in self._closing,
+            problem=parsed.problem,
+            deltas=tuple(deltas),
+        )
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of text that begins the stop string."""
+    for n in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0
