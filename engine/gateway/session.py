@@ -11,7 +11,6 @@ Knows no wire format and no socket; the tree, the codec and the engine do the wo
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +18,7 @@ import numpy as np
 import trio
 from attrs import asdict, define, evolve, field, frozen
 
-from uniagent.engine.gateway.attempt import GRACE_S, Attempt, Listener
+from uniagent.engine.gateway.attempt import Attempt, Listener
 from uniagent.engine.gateway.record import Requests
 from uniagent.engine.messages import Delta, ModelCall, Problem, Reply, Usage
 from uniagent.engine.ports import (
@@ -35,8 +34,10 @@ from uniagent.engine.ports import (
 from uniagent.engine.trajectory.types import Export, Sampled, Segment
 
 if TYPE_CHECKING:
-    from uniagent.engine.gateway.codec import Codec, Decoded
-    from uniagent.engine.trajectory.tree import Node, Place, TurnTree
+    from uniagent.engine.gateway.codec import Codec
+    from uniagent.engine.gateway.decoder import Decoded
+    from uniagent.engine.trajectory.nodes import Node, Place
+    from uniagent.engine.trajectory.tree import TurnTree
 
 OFFLOAD_CHARACTERS = 2000  # new content longer than this is encoded off the loop
 
@@ -80,9 +81,9 @@ class GatewaySession:
     reward: float | None = None
     export: Export | None = None
     engine_s: float = 0.0
-    lost: int = 0  # tokens an engine sampled but never gave back
     generations: int = 0
     memo: Any = None  # of the wire side: what this session's requests have in common
+    _closing: bool = False
     _attempts: set[Attempt] = field(factory=set, repr=False)
     _undelivered: dict[str, Node] = field(factory=dict, repr=False)
     _requests: Requests = field(factory=Requests, repr=False)
@@ -95,22 +96,28 @@ class GatewaySession:
     ) -> list[Reply]:
         """``call.n`` replies. The caller says ``delivered`` once their last byte is out.
 
-        Problem: 400 for a prompt that does not fit, 403 for a spent budget, 409 for a finished session. Cancelling
-        commits what was sampled so far as aborted; ``listener.gone`` leaves it undelivered.
+        Problem: 400 for a prompt that does not fit, 403 for a spent budget, 410 for a finished session. Cancelling
+        commits what was sampled so far as aborted.
         """
         if listener is None and on_delta is not None:
             listener = _Deltas(on_delta)
         place, delta = await self._encode(call)
-        prompt = _join(place.prefix(), delta)
+        prompt = place.prompt(delta)
         plans = self._plans(call, len(prompt))
         if listener is not None:
-            listener.started(len(prompt))
+            listener.started(self._reply_id(plans[0]), len(prompt))
         if len(plans) == 1:
             replies = [await self._generate(call, place, delta, prompt, plans[0], listener, 0)]
         else:
             replies = await self._siblings(call, place, delta, prompt, plans, listener)
         await trio.lowlevel.checkpoint_if_cancelled()
         return replies
+
+    def leave(self, listener: Listener) -> None:
+        """Whoever listened is gone: its generations end, what they sampled stays undelivered."""
+        for attempt in tuple(self._attempts):
+            if attempt.listener is listener:
+                attempt.end("left")
 
     async def ask(self, call: ModelCall) -> Reply:
         """One reply, delivered by returning it: ``ModelEndpoint.complete`` of in-process agents."""
@@ -121,7 +128,7 @@ class GatewaySession:
     async def count(self, call: ModelCall) -> int:
         """Prompt tokens of a request; changes nothing."""
         place, delta = await self._encode(call)
-        return len(place.prefix()) + sum(len(s.ids) for s in delta)
+        return len(place.prompt(delta))
 
     def delivered(self, replies: list[Reply]) -> None:
         """The last byte of these replies was written."""
@@ -145,12 +152,12 @@ class GatewaySession:
         """Ends what still runs, then exports; the same export when asked again."""
         if reward is not None and self.export is None:
             self.reward = reward
-        with trio.move_on_after(2 * GRACE_S, shield=True):
+        self._closing = True
+        with trio.CancelScope(shield=True):
             while self._attempts:
                 attempt = next(iter(self._attempts))
                 attempt.end("aborted")
                 await attempt.done.wait()
-                await trio.lowlevel.cancel_shielded_checkpoint()
         if self.export is None:
             self.export = self.tree.export()
             self._undelivered.clear()
@@ -170,7 +177,7 @@ class GatewaySession:
         if place.known_delta is not None:
             return place, place.known_delta
         codec = self.parts.codec
-        if sum(len(m.text) + len(m.reasoning) for m in place.pending) > OFFLOAD_CHARACTERS:
+        if sum(len(p.message.text) + len(p.message.reasoning) for p in place.pending) > OFFLOAD_CHARACTERS:
             delta = await self.parts.offload(codec.delta, call, place.pending, place.anchor)
             self._check_open()
         else:
@@ -178,8 +185,8 @@ class GatewaySession:
         return place, delta
 
     def _check_open(self) -> None:
-        if self.export is not None:
-            raise Problem(409, "session_finished", f"session {self.id} is finished: open another one to go on")
+        if self._closing:
+            raise Problem(410, "session_finished", f"session {self.id} is finished: open another one to go on")
 
     def _plans(self, call: ModelCall, prompt: int) -> list[Sampling]:
         """How each of the n generations is sampled; Problem when a budget is spent."""
@@ -249,54 +256,60 @@ class GatewaySession:
         listener: Listener | None,
         choice: int,
     ) -> Reply:
-        decoder = self.parts.codec.decoder(call)
-        stream = _Stream(listener if call.stream or isinstance(listener, _Deltas) else None, choice)
-        attempt = Attempt(decoder, listener, incremental=stream.listener is not None or bool(call.stop))
+        self._check_open()
+        heard = listener if call.stream or isinstance(listener, _Deltas) else None
+
+        def emit(piece: Delta) -> None:
+            if heard is not None:
+                heard.delta(evolve(piece, choice=choice) if choice else piece)
+
+        codec, turn = self.parts.codec, sampling.turn
+        decoder = codec.decoder(call, lambda index, name: codec.call_id(self.id, turn, index, name))
+        attempt = Attempt(decoder, listener, incremental=heard is not None or bool(call.stop))
         self._attempts.add(attempt)
         started = trio.current_time()
         try:
-            generation = await attempt.run(self.parts.engine, prompt, sampling, self.id, stream.emit)
-            ended = trio.current_time()
-            self.engine_s += ended - started
-            if generation is None:
-                self.lost += attempt.lost
-                self.tree.commit(
-                    place, delta=delta, answer=None, reply=None, started=started, ended=ended, parse_problem=None
-                )
-                raise Problem(499, "aborted", "the generation was aborted")
-            decoded = decoder.finish(generation.finish)
-            stream.rest(decoded)
-            reply = self._reply(sampling, len(prompt), generation, decoded)
-            answer = _sampled(generation, sampling, decoded, attempt.cause)
-            node = self.tree.commit(
-                place,
-                delta=delta,
-                answer=answer,
-                reply=reply.message(),
-                started=started,
-                ended=ended,
-                parse_problem=decoded.problem,
-            )
-            self._undelivered[reply.id] = node
-            self._record(call, sampling, reply, started, ended, attempt.cause)
-            return reply
+            generation = await attempt.run(self.parts.engine, prompt, sampling, self.id, emit)
         except ValueError as problem:
             raise Problem(400, "prompt_refused", f"the engine refused the prompt: {problem}") from problem
         finally:
             self._attempts.discard(attempt)
+            ended = trio.current_time()
+            self.engine_s += ended - started
+        if generation is None or (attempt.cause and not len(generation.token_ids)):
+            raise Problem(499, "ended", "the request was ended before its first token")
+        deltas, decoded = decoder.finish(generation.finish.value)
+        for piece in deltas:
+            emit(piece)
+        reply = self._reply(sampling, len(prompt), generation, decoded)
+        aborted = attempt.cause == "aborted"
+        node = self.tree.commit(
+            place,
+            delta=delta,
+            answer=_sampled(generation, sampling, decoded, attempt),
+            reply=None if aborted else reply.message(),
+            started=started,
+            ended=ended,
+            parse_problem=decoded.problem,
+        )
+        self._undelivered[reply.id] = node
+        self._record(call, sampling, reply, started, ended, attempt.cause)
+        if aborted:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise Problem(410, "session_finished", f"session {self.id} was finished while this answer was made")
+        return reply
 
-    def _reply(
-        self, call: ModelCall, sampling: Sampling, prompt: int, generation: Generation, decoded: Decoded
-    ) -> Reply:
-        key = f"{self.id}/{sampling.turn}".encode()
-        usage = Usage(prompt, len(generation.token_ids), generation.cached_tokens)
+    def _reply_id(self, sampling: Sampling) -> str:
+        return hashlib.blake2b(f"{self.id}/{sampling.turn}".encode(), digest_size=12).hexdigest()
+
+    def _reply(self, sampling: Sampling, prompt: int, generation: Generation, decoded: Decoded) -> Reply:
         return Reply(
-            id=hashlib.blake2b(key, digest_size=12).hexdigest(),
+            id=self._reply_id(sampling),
             text=decoded.text,
             reasoning=decoded.reasoning,
             calls=decoded.calls,
             finish=decoded.finish,
-            usage=usage,
+            usage=Usage(prompt, len(generation.token_ids), generation.cached_tokens),
             problem=decoded.problem,
         )
 
@@ -328,55 +341,15 @@ class _Deltas:
 
     delta: Callable[[Delta], None]
 
-    def started(self, prompt_tokens: int) -> None: ...
-
-    def gone(self) -> bool:
-        return False
+    def started(self, reply_id: str, prompt_tokens: int) -> None: ...
 
 
-@define
-class _Stream:
-    """Passes deltas on, and at the end what the decoder had held back: the pieces add up to the whole answer."""
-
-    listener: Listener | None
-    choice: int
-    text: int = 0
-    reasoning: int = 0
-    arguments: dict[int, int] = field(factory=dict)
-
-    def emit(self, delta: Delta) -> None:
-        if self.listener is None:
-            return
-        self.text += len(delta.text)
-        self.reasoning += len(delta.reasoning)
-        if delta.call_index is not None:
-            self.arguments[delta.call_index] = self.arguments.get(delta.call_index, 0) + len(delta.arguments)
-        self.listener.delta(evolve(delta, choice=self.choice) if self.choice else delta)
-
-    def rest(self, decoded: Decoded) -> None:
-        if self.listener is None:
-            return
-        if len(decoded.reasoning) > self.reasoning:
-            self.emit(Delta(reasoning=decoded.reasoning[self.reasoning :]))
-        if len(decoded.text) > self.text:
-            self.emit(Delta(text=decoded.text[self.text :]))
-        for index, call in enumerate(decoded.calls):
-            written = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
-            if index not in self.arguments:
-                self.emit(Delta(call_index=index, call_id=call.id, call_name=call.name, arguments=written))
-            elif len(written) > self.arguments[index]:
-                self.emit(Delta(call_index=index, arguments=written[self.arguments[index] :]))
-
-
-def _join(prefix: Ids, delta: tuple[Segment, ...]) -> Ids:
-    return np.concatenate([prefix, *(s.ids for s in delta)], dtype=np.int32)
-
-
-def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, cause: str | None) -> Sampled:
-    """As the tree keeps it. A client that left is no abort: the answer ends there, undelivered."""
-    finish = (
-        "aborted" if cause == "aborted" else "stop" if generation.finish is Finish.ABORTED else generation.finish.value
-    )
+def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attempt: Attempt) -> Sampled:
+    """As the tree keeps it. A client that left is no abort: its answer ends there, undelivered."""
+    if attempt.cause == "aborted":
+        finish = "aborted"
+    else:
+        finish = "stop" if generation.finish is Finish.ABORTED else generation.finish.value
     return Sampled(
         token_ids=generation.token_ids,
         logprobs=generation.logprobs,
@@ -388,4 +361,5 @@ def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, cause
         kept=generation.kept,
         used=decoded.used,
         closed=decoded.closed,
+        text_ends=np.array(attempt.text_ends, np.int32) if attempt.incremental else None,
     )

@@ -17,7 +17,8 @@ from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.session import GatewaySession, SessionParts
 from uniagent.engine.messages import Problem
 from uniagent.engine.ports import ModelEndpoint, SessionSampling
-from uniagent.engine.trajectory.tree import TreePolicy, TurnTree
+from uniagent.engine.trajectory.nodes import TreePolicy
+from uniagent.engine.trajectory.tree import TurnTree
 from uniagent.engine.trajectory.types import Export
 
 KEY_PREFIX = "sk-ua-"
