@@ -50,9 +50,9 @@ def train(argv: Sequence[str]) -> int:
     folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
     with guard(folder.crash), Lines(config.run.steps, Console(stderr=args.json)) as progress:
         progress.note(f"run folder {folder.path}")
-        from uniagent.engine import node
+        from uniagent.engine import run
 
-        summary = node.train(config, folder, progress)
+        summary = run.train(config, folder, progress)
         folder.write_summary(summary)
         progress.note(_trained(summary, folder.path))
     if args.json:
@@ -74,9 +74,9 @@ def evaluate(argv: Sequence[str]) -> int:
     if args.run_dir:
         folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
     with guard(folder.crash if folder else None), Lines(0, Console(stderr=args.json)) as progress:
-        from uniagent.engine import node
+        from uniagent.engine import run
 
-        result = node.evaluate(config, checkpoint, progress, folder)
+        result = run.evaluate(config, checkpoint, progress, folder)
         progress.note(_score(result))
     if args.json:
         print(json.dumps(plain(result)))

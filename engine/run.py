@@ -1,7 +1,12 @@
-"""Entry points of a whole run, for the command line and for scripts: train and evaluate. Blocking; each runs trio."""
+"""Entry points of a whole run, for the command line and for scripts: train and evaluate. Blocking; each runs trio.
+
+The results are JSON-able and have ``exit_status``: 0, or 128 + the signal that ended the run early.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +14,6 @@ import trio
 
 from uniagent.engine.checkpointing import Checkpoints
 from uniagent.engine.config import RunConfig
-from uniagent.engine.errors import UserError
 from uniagent.engine.evaluation import evaluate as evaluate_node
 from uniagent.engine.journal import Journal
 from uniagent.engine.node import open_node
@@ -20,38 +24,56 @@ from uniagent.engine.signals import Stop
 from uniagent.engine.training import Training
 
 
-def train(config: RunConfig, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], int]:
-    """Train as the config says, into the folder. Returns (summary, exit status): 0, or 128 + the signal that ended it."""
+def train(config: RunConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+    """Train as the config says, into the folder; gives what summary.json holds."""
     return trio.run(_train, config, folder, progress)
 
 
-def evaluate(config: RunConfig, checkpoint: Path | None, progress: Progress) -> tuple[dict[str, Any], int]:
-    """Evaluate the checkpoint (a Hugging Face folder; None: model.path). Returns (result, exit status)."""
-    return trio.run(_evaluate, config, checkpoint, progress)
+def evaluate(
+    config: RunConfig, checkpoint: Path | None, progress: Progress, folder: RunFolder | None = None
+) -> dict[str, Any]:
+    """Evaluate the checkpoint (a Hugging Face folder; None: model.path); ``folder`` gets the episodes' record."""
+    return trio.run(_evaluate, config, checkpoint, progress, folder)
 
 
-async def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], int]:
+async def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
     stop = Stop(config.run.drain_s)
-    journal, metrics = Journal(folder.episodes), MetricsFile(folder.metrics, trio.current_time)
+    metrics = MetricsFile(folder.metrics, trio.current_time)
     try:
-        async with open_node(config, stop=stop, progress=progress, trains=True) as node:
-            training = Training(node, folder, journal, metrics, Checkpoints(node, folder, config.checkpoint.keep))
-            try:
-                await training.run()
-            finally:
-                folder.write_summary(training.summary())
-            return training.summary(), stop.exit_status
+        with _journal(folder) as journal:
+            assert journal is not None
+            async with open_node(config, stop=stop, progress=progress, trains=True) as node:
+                training = Training(node, folder, journal, metrics, Checkpoints(node, folder, config.checkpoint.keep))
+                try:
+                    await training.run()
+                finally:
+                    folder.write_summary(training.summary())
+                return {**training.summary(), "exit_status": stop.exit_status}
     finally:
-        journal.close()
         metrics.close()
 
 
-async def _evaluate(config: RunConfig, checkpoint: Path | None, progress: Progress) -> tuple[dict[str, Any], int]:
-    if not config.eval.data:
-        raise UserError("eval.data is not set: name the held-out samples (a JSONL file, or NAME/SPLIT)")
+async def _evaluate(
+    config: RunConfig, checkpoint: Path | None, progress: Progress, folder: RunFolder | None
+) -> dict[str, Any]:
     stop = Stop(config.run.drain_s)
-    async with open_node(config, stop=stop, progress=progress, trains=False, checkpoint=checkpoint) as node:
-        with stop.draining():
-            result = await evaluate_node(node, None, name="eval", step=0)
-            return {**result, "checkpoint": str(node.model_folder)}, stop.exit_status
-        return {"interrupted": True}, stop.exit_status
+    result: dict[str, Any] = {"interrupted": True}
+    with _journal(folder) as journal:
+        async with open_node(config, stop=stop, progress=progress, trains=False, checkpoint=checkpoint) as node:
+            with stop.draining() as limit:
+                scores = await evaluate_node(node, journal, name="eval", step=0)
+            if not limit.cancelled_caught and not stop.event.is_set():
+                result = {**scores, "checkpoint": str(node.model_folder)}
+    return {**result, "exit_status": stop.exit_status}
+
+
+@contextmanager
+def _journal(folder: RunFolder | None) -> Iterator[Journal | None]:
+    if folder is None:
+        yield None
+        return
+    journal = Journal(folder.episodes)
+    try:
+        yield journal
+    finally:
+        journal.close()
