@@ -17,13 +17,20 @@ BUILTIN: dict[str, dict[str, str]] = {
         "transformers": "uniagent.adapters.engines.transformers:build",
         "scripted": "uniagent.adapters.engines.scripted:build",
     },
-    "sandboxes": {"local": "uniagent.adapters.sandboxes.local:LocalProvider"},
+    "sandboxes": {
+        "local": "uniagent.adapters.sandboxes.local:LocalProvider",
+        "none": "uniagent.adapters.sandboxes.none:NoneProvider",
+    },
     "tools": {
         "stateful_shell": "uniagent.adapters.tools.shell:StatefulShell",
         "submit": "uniagent.adapters.tools.submit:Submit",
     },
     "agents": {"react": "uniagent.adapters.agents.react:React"},
-    "tasks": {"shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest"},
+    "tasks": {
+        "shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest",
+        "function": "uniagent.tasks.function:Function",
+        "reasoning_gym": "uniagent.tasks.reasoning_gym:ReasoningGym",
+    },
     "parsers": {
         "auto": "uniagent.adapters.parsers.families:choose",
         "plain": "uniagent.adapters.parsers.families:plain",
@@ -34,7 +41,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "responses": "uniagent.adapters.dialects.responses:Responses",
         "anthropic": "uniagent.adapters.dialects.anthropic:Anthropic",
     },
-    "datasets": {"shell_quest": "uniagent.tasks.shell_quest.data:samples"},
+    "datasets": {
+        "shell_quest": "uniagent.tasks.shell_quest.data:samples",
+        "reasoning_gym": "uniagent.tasks.reasoning_gym:samples",
+    },
     "models": {"tiny-shell": "uniagent.tasks.shell_quest.model:folder"},
     "trackers": {},
     "seams": {  # what the composition root takes from the layers above, by name

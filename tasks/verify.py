@@ -1,9 +1,11 @@
-"""Parts of verifiers: pure functions from what is found to what differs. Knows no task."""
+"""Parts of verifiers: pure functions of what an episode left behind. Knows no task."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
+
+from uniagent.engine.ports import AgentResult
 
 
 def tree_differences(
@@ -21,3 +23,14 @@ def tree_differences(
     differences |= dict.fromkeys(there.keys() - expected.keys(), "unexpected")
     differences |= {path: "differs" for path in there.keys() & expected.keys() if not same(path, there[path])}
     return dict(sorted(differences.items()))
+
+
+def last_words(acted: AgentResult) -> str:
+    """The text of the agent's last message; empty when it said none."""
+    for message in reversed(acted.transcript):
+        if message.get("role") == "assistant":
+            content = message.get("content") or ""
+            if isinstance(content, str):
+                return content
+            return "".join(part.get("text", "") for part in content)
+    return ""
