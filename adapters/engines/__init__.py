@@ -1,1 +1,1 @@
-"""."""
+"""Inference engines behind the engine's StepEngine port."""

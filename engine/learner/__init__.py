@@ -1,1 +1,1 @@
-"""."""
+"""From episodes to new weights: advantages, batches, packing, losses, the optimizer step. Plain torch."""
