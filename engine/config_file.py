@@ -76,7 +76,7 @@ def dump(config: RunConfig) -> str:
 def allowed(field: attrs.Attribute[Any]) -> list[str]:
     """The values a key is limited to: its choices and the names its registry knows; empty: no such limit."""
     names = registry.names(field.metadata["registry"]) if field.metadata.get("registry") else []
-    return [*(field.metadata.get("choices") or ()), *names]
+    return list(dict.fromkeys([*(field.metadata.get("choices") or ()), *names]))
 
 
 # ---------------------------------------------------------------- reading

@@ -35,10 +35,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A node in the place of the real one; tests set its ``train`` and ``evaluate``."""
-    module = types.ModuleType("uniagent.engine.node")
-    monkeypatch.setitem(sys.modules, "uniagent.engine.node", module)
-    monkeypatch.setattr(uniagent.engine, "node", module, raising=False)
+    """Run entry points in the place of the real ones; tests set its ``train`` and ``evaluate``."""
+    module = types.ModuleType("uniagent.engine.run")
+    monkeypatch.setitem(sys.modules, "uniagent.engine.run", module)
+    monkeypatch.setattr(uniagent.engine, "run", module, raising=False)
     return module
 
 

@@ -250,3 +250,12 @@ def test_a_file_that_cannot_be_read_is_told_by_line(tmp_path: Path, text: str, s
     path.write_text(text)
     with pytest.raises(UserError, match=said):
         list(journal.read(path))
+
+
+def test_the_page_describes_every_field(make_episode: Callable[..., Episode]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "record.md").read_text()
+    value = json.loads(encode(Record(make_episode(), Use(3))))
+    objects = [value, value["use"], value["result"], value["ledger"], value["trajectories"][0]]
+    objects += [value["trajectories"][0]["actions"][0], value["trajectories"][0]["actions"][0]["sampling"]]
+    fields = {name for item in objects for name in item}
+    assert sorted(name for name in fields if f"`{name}`" not in page) == []
