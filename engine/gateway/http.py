@@ -288,12 +288,13 @@ class HttpServer:
     limits: Limits = field(factory=Limits)
     connections: set[Connection] = field(factory=set)
     draining: bool = False
+    _accepting: trio.CancelScope = field(factory=trio.CancelScope)
 
-    async def serve(
-        self, listeners: Sequence[trio.SocketListener], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Runs until cancelled, or until ``drain``."""
-        await trio.serve_listeners(self._one, list(listeners), task_status=task_status)
+    async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
+        """Runs until cancelled, or until a drain has ended the last connection."""
+        async with trio.open_nursery() as connections:
+            with self._accepting:
+                await trio.serve_listeners(self._one, list(listeners), handler_nursery=connections)
 
     async def _one(self, stream: trio.SocketStream) -> None:
         connection = Connection(stream, self.limits, self.handler, lambda: self.draining)
@@ -304,9 +305,10 @@ class HttpServer:
             self.connections.discard(connection)
 
     async def drain(self, within_s: float = math.inf) -> None:
-        """Closes idle connections at once and each other one after its answer, those left at the deadline by force.
-        The caller stops accepting by cancelling ``serve`` afterwards."""
+        """Accepts no more; closes idle connections at once, each other one after its answer, and those that are left
+        when the time is over by force."""
         self.draining = True
+        self._accepting.cancel()
         with trio.move_on_after(within_s):
             while self.connections:
                 for connection in self.connections:

@@ -19,6 +19,7 @@ import trio
 from attrs import asdict, define, evolve, field, frozen
 
 from uniagent.engine.gateway.attempt import Attempt, Listener
+from uniagent.engine.gateway.encoder import Unencodable
 from uniagent.engine.gateway.record import Requests
 from uniagent.engine.messages import Delta, ModelCall, Problem, Reply, Usage
 from uniagent.engine.ports import (
@@ -177,11 +178,14 @@ class GatewaySession:
         if place.known_delta is not None:
             return place, place.known_delta
         codec = self.parts.codec
-        if sum(len(p.message.text) + len(p.message.reasoning) for p in place.pending) > OFFLOAD_CHARACTERS:
-            delta = await self.parts.offload(codec.delta, call, place.pending, place.anchor)
-            self._check_open()
-        else:
-            delta = codec.delta(call, place.pending, place.anchor)
+        try:
+            if sum(len(p.message.text) + len(p.message.reasoning) for p in place.pending) > OFFLOAD_CHARACTERS:
+                delta = await self.parts.offload(codec.delta, call, place.pending, place.anchor)
+                self._check_open()
+            else:
+                delta = codec.delta(call, place.pending, place.anchor)
+        except Unencodable as problem:
+            raise Problem(400, "unencodable", str(problem)) from problem
         return place, delta
 
     def _check_open(self) -> None:
@@ -278,8 +282,8 @@ class GatewaySession:
             self.engine_s += ended - started
         if generation is None or (attempt.cause and not len(generation.token_ids)):
             raise Problem(499, "ended", "the request was ended before its first token")
-        deltas, decoded = decoder.finish(generation.finish.value)
-        for piece in deltas:
+        decoded = decoder.finish(generation.finish.value)
+        for piece in decoded.deltas:
             emit(piece)
         reply = self._reply(sampling, len(prompt), generation, decoded)
         aborted = attempt.cause == "aborted"

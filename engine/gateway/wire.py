@@ -53,6 +53,10 @@ class Bodies:
 
     _seen: deque[_Seen] = field(factory=lambda: deque(maxlen=BASES))
 
+    def fresh(self, body: bytes) -> int:
+        """How many bytes of it no earlier body has."""
+        return len(body) - max((common_bytes(seen.body, body) for seen in self._seen), default=0)
+
     def read(self, body: bytes, items: str) -> dict[str, Json]:
         """The body as a JSON object; ``items`` is the key of its message list."""
         best, shared = None, 0
