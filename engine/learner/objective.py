@@ -126,7 +126,7 @@ class Objective:
         values = losses.SURROGATES[self.recipe.surrogate](scored, clip)
         factor = self._corrections(tokens, minibatch)
         self.corrections[tokens] = factor
-        values = torch.where(factor > 0, factor * values, 0.0)
+        values = torch.where(factor == 0, 0.0, factor * values)  # a factor that is not a number shows
         if self.config.kl_coef:
             values = values + self.config.kl_coef * losses.kl(lp, self.reference[tokens], self.config.kl)
         if self.config.entropy_coef:

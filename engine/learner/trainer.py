@@ -50,8 +50,8 @@ class _Open:
 
 
 class Trainer:
-    """``model`` is a Hugging Face causal LM, trained in place; ``steps`` the optimizer steps of the whole run, at which
-    the schedule ends; ``reference`` a frozen copy for the KL term. ``train_step`` counts optimizer steps."""
+    """``model`` is a Hugging Face causal LM, trained in place; ``steps`` the batches of the whole run, at which the
+    schedule ends; ``reference`` a frozen copy for the KL term. ``train_step`` counts optimizer steps."""
 
     def __init__(self, model: Any, config: Learner, *, seed: int, steps: int, reference: Any = None) -> None:
         if config.kl_coef and reference is None:
@@ -134,7 +134,8 @@ class Trainer:
     def learning_rate(self) -> float:
         """Of the next optimizer step."""
         c = self.config
-        return learning_rate(self.train_step, peak=c.lr, warmup=c.warmup_steps, total=self.steps, kind=c.schedule)
+        total = self.steps * c.minibatches
+        return learning_rate(self.train_step, peak=c.lr, warmup=c.warmup_steps, total=total, kind=c.schedule)
 
     def _now(self) -> _Open:
         if self._open is None:

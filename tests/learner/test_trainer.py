@@ -1,0 +1,265 @@
+"""The trainer: one gradient whatever the packing, ratio 1 at unchanged weights, bad steps skipped, nothing leaked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from uniagent.engine.config import Learner
+from uniagent.engine.errors import UserError
+from uniagent.engine.learner.batch import Batch, build
+from uniagent.engine.learner.recipe import recipe
+from uniagent.engine.learner.trainer import Trainer
+from uniagent.engine.ports import Sampling
+
+Maker = Callable[..., Any]
+HOT = Sampling(max_tokens=64, temperature=0.7)
+
+
+def scorer(model: Any) -> Callable[..., Any]:
+    """Log-probabilities as an engine records them: plain forward, the action's temperature, over its kept sets."""
+
+    @torch.no_grad()
+    def score(ids: np.ndarray, where: np.ndarray, turn: Any) -> np.ndarray:
+        logits = model(input_ids=torch.from_numpy(ids).long()[None], use_cache=False).logits[0, where - 1].double()
+        logits = logits / turn.sampling.temperature
+        kept = turn.kept(len(where)) if callable(turn.kept) else turn.kept or [None] * len(where)
+        for row, allowed in zip(logits, kept, strict=True):
+            if allowed is not None:
+                row[[v for v in range(len(row)) if v not in set(allowed.tolist())]] = -torch.inf
+        lp = logits.log_softmax(-1)[torch.arange(len(where)), torch.from_numpy(ids[where]).long()]
+        return np.asarray(lp.numpy())
+
+    return score
+
+
+def older(model: Any, size: float = 0.02) -> Any:
+    """The same model some updates ago: its log-probabilities differ by about 0.1."""
+    other = copy.deepcopy(model)
+    g = torch.Generator().manual_seed(5)
+    for p in other.parameters():
+        p.data += size * torch.randn(p.shape, generator=g, dtype=p.dtype)
+    return other
+
+
+def gradient(model: Any, config: Learner, batch: Batch) -> dict[str, torch.Tensor]:
+    trainer = Trainer(model, config, seed=0, steps=10, reference=older(model, 0.01))
+    for piece in trainer.plan(batch):
+        trainer.micro(piece)
+    return {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest relative difference of any parameter's gradient."""
+    return max(float((a[n] - b[n]).norm() / (b[n].norm() + 1e-12)) for n in b)
+
+
+CONFIGS = {
+    "grpo": Learner(loss="grpo"),
+    "dapo": Learner(loss="dapo"),
+    "dr_grpo": Learner(loss="dr_grpo"),
+    "gspo": Learner(loss="gspo", proximal="behaviour", clip_low=0.1, clip_high=0.1),
+    "cispo": Learner(loss="cispo"),
+    "rloo": Learner(loss="rloo", proximal="behaviour"),
+    "sequence": Learner(loss="grpo", correction="tis_sequence"),
+    "geometric": Learner(loss="dapo", geometric_low=0.95, geometric_high=1.05),
+    "kl": Learner(loss="dapo", kl_coef=0.1, entropy_coef=0.01),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gradient_depends_on_no_layout(name: str, make_model: Maker, make_groups: Maker) -> None:
+    model = make_model().double()
+    score = scorer(older(model))
+    config = evolve(CONFIGS[name], micro_tokens=4096, prefix_tree=False)
+    kind = recipe(config).advantage
+    expected = gradient(model, config, build(make_groups(score=score), kind))
+    model.zero_grad()
+    groups = make_groups(score=score, split=True)
+    for micro_tokens, prefix_tree in ((16, False), (60, True), (4096, True)):
+        layout = evolve(config, micro_tokens=micro_tokens, prefix_tree=prefix_tree)
+        found = gradient(model, layout, build(groups[::-1], kind))
+        model.zero_grad()
+        assert distance(found, expected) < 1e-6, (micro_tokens, prefix_tree)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 1000), micro_tokens=st.integers(16, 200), split=st.booleans(), name=st.sampled_from([*CONFIGS])
+)
+def test_the_gradient_depends_on_no_layout_for_random_groups(
+    make_model: Maker, make_groups: Maker, seed: int, micro_tokens: int, split: bool, name: str
+) -> None:
+    model = make_model().double()
+    config, sizes = CONFIGS[name], np.random.default_rng(seed).integers(1, 5, 2)
+    shape = {"groups": int(sizes[0]), "size": 1 + int(sizes[1]), "seed": seed, "score": scorer(older(model))}
+    kind = recipe(config).advantage
+    expected = gradient(model, evolve(config, micro_tokens=4096), build(make_groups(**shape), kind))
+    model.zero_grad()
+    found = gradient(model, evolve(config, micro_tokens=micro_tokens), build(make_groups(split=split, **shape), kind))
+    assert distance(found, expected) < 1e-6
+
+
+def test_several_minibatches_do_not_depend_on_layout_either(make_model: Maker, make_groups: Maker) -> None:
+    trained = []
+    for micro_tokens, split in ((4096, False), (32, True)):
+        model = make_model().double()
+        config = Learner(loss="gspo", clip_low=0.1, clip_high=0.1, minibatches=3, micro_tokens=micro_tokens, lr=1e-2)
+        batch = build(make_groups(groups=4, split=split, score=scorer(older(model))), "mean_std")
+        trainer = Trainer(model, config, seed=0, steps=10)
+        metrics = trainer.step(batch)
+        assert trainer.train_step == 3
+        trained.append((metrics, dict(model.named_parameters())))
+    assert trained[0][0] == pytest.approx(trained[1][0], rel=1e-5, abs=1e-7)
+    start = make_model().double()
+    for name, weight in trained[0][1].items():  # Adam divides by gradients that may be all rounding: compare updates
+        update = weight - start.get_parameter(name)
+        assert (weight - trained[1][1][name]).norm() < 1e-4 * update.norm(), name
+
+
+def only_some(n: int) -> tuple[Any, ...]:
+    """Kept sets that hold every id a test samples, and leave a quarter of the others out."""
+    return tuple(
+        None if i % 3 == 0 else np.array([v for v in range(64) if v % 4 or v == 0], np.int32) for i in range(n)
+    )
+
+
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=9), HOT, Sampling(max_tokens=9, temperature=1.7)])
+@pytest.mark.parametrize("prefix_tree", [True, False])
+def test_the_ratio_is_one_at_unchanged_weights(
+    make_model: Maker, make_groups: Maker, sampling: Sampling, prefix_tree: bool
+) -> None:
+    model = make_model()
+    groups = make_groups(score=scorer(model), sampling=sampling)
+    metrics = Trainer(model, Learner(prefix_tree=prefix_tree), seed=0, steps=1).step(build(groups, "mean"))
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert metrics["ratio_min"] == pytest.approx(1, abs=1e-5)
+    assert metrics["mismatch_kl"] < 1e-9
+
+
+def test_the_ratio_is_one_over_the_kept_set(make_model: Maker, make_episode: Maker, make_turn: Maker) -> None:
+    model = make_model()
+    ids = [5, 6, 7, 9, 10, 11]
+    turns = [make_turn([1, 2, 3], ids, HOT, kept=only_some), make_turn([8], ids[:4], HOT, kept=only_some)]
+    group = [make_episode(turns, float(i), replica=i, score=scorer(model)) for i in range(2)]
+    batch = build([group], "mean")
+    metrics = Trainer(model, Learner(), seed=0, steps=1).step(batch)
+    assert metrics["logprob_gap"] < 1e-5
+    # without the record the same tokens are off by the log of what was cut away
+    assert Trainer(model, Learner(), seed=0, steps=1).step(evolve(batch, kept=None))["logprob_gap"] > 0.01
+
+
+def test_training_raises_the_probability_of_what_was_rewarded(
+    make_model: Maker, make_episode: Maker, make_turn: Maker
+) -> None:
+    model = make_model()
+    good, bad = [make_turn([1, 2], [3, 4, 5])], [make_turn([1, 2], [6, 7, 8])]
+    trainer = Trainer(model, Learner(lr=1e-2, warmup_steps=0), seed=0, steps=5)
+
+    def probability(ids: list[int]) -> float:
+        return float(trainer.logprobs(np.array([1, 2, *ids], np.int32), np.arange(2, 5)).sum())
+
+    before = probability([3, 4, 5]) - probability([6, 7, 8])
+    for _ in range(5):
+        score = scorer(model)
+        pair = [make_episode(good, 1.0, replica=0, score=score), make_episode(bad, 0.0, replica=1, score=score)]
+        trainer.step(build([pair], "mean"))
+    assert probability([3, 4, 5]) - probability([6, 7, 8]) > before + 1
+
+
+def test_with_a_learning_rate_of_zero_nothing_moves(make_model: Maker, make_groups: Maker) -> None:
+    model = make_model()
+    before = copy.deepcopy(model.state_dict())
+    Trainer(model, Learner(lr=0.0, weight_decay=0.1), seed=0, steps=1).step(build(make_groups(), "mean"))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_batch_without_a_trained_token_takes_no_step(
+    make_model: Maker, make_episode: Maker, make_turn: Maker
+) -> None:
+    constant = [make_episode([make_turn([1], [2])], 1.0, replica=i) for i in range(2)]
+    trainer = Trainer(make_model(), Learner(), seed=0, steps=1)
+    metrics = trainer.step(build([constant], "mean"))
+    assert trainer.train_step == 0
+    assert metrics["batch/discarded_no_signal"] == 2
+
+
+def test_non_finite_steps_are_skipped_and_three_in_a_row_stop_the_run(make_model: Maker, make_groups: Maker) -> None:
+    model = make_model()
+    trainer = Trainer(model, Learner(), seed=0, steps=9)
+    good = build(make_groups(score=scorer(model)), "mean")
+    poison = good.logprobs.copy()
+    poison[good.session == 2] = np.nan
+    bad = evolve(good, logprobs=poison)
+    before = copy.deepcopy(model.state_dict())
+    metrics = trainer.step(bad)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert metrics["skipped_steps"] == 1
+    assert metrics["batch/discarded_skipped_step"] == good.tokens
+    assert metrics["batch/trained_tokens"] == 0
+    trainer.step(good)  # a good one starts the count again
+    assert trainer.train_step == 1
+    trainer.step(bad)
+    trainer.step(bad)
+    with pytest.raises(UserError, match=rf"3 optimizer steps in a row .*sessions: {good.sessions[2]}\)"):
+        trainer.step(bad)
+
+
+def test_masked_tokens_cannot_poison_the_loss(make_model: Maker, make_groups: Maker) -> None:
+    """A masked session with an absurd ratio has weight 0 and its place in the denominator, not NaN."""
+    model = make_model()
+    batch = build(make_groups(score=scorer(model)), "mean")
+    far = np.where(batch.session == 0, -1e30, batch.logprobs).astype(np.float32)
+    config = Learner(geometric_low=0.5, geometric_high=2.0)
+    metrics = Trainer(model, config, seed=0, steps=1).step(evolve(batch, logprobs=far))
+    assert np.isfinite(metrics["loss"])
+    assert metrics["correction_masked"] == pytest.approx(float((batch.session == 0).mean()))
+
+
+def test_no_global_generator_is_used_and_the_mode_is_kept(make_model: Maker, make_groups: Maker) -> None:
+    model = make_model()
+    batch = build(make_groups(), "mean")
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
+    Trainer(model.train(), Learner(minibatches=2), seed=0, steps=1).step(batch)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (np.random.get_state(legacy=False)["state"]["key"] == numpy_state).all()
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_staleness_and_mismatch_are_logged_by_age_and_turn(
+    make_model: Maker, make_episode: Maker, make_turn: Maker
+) -> None:
+    model = make_model()
+    turns = [make_turn([1], [2, 3], version=1), make_turn([4], [5], version=3)]
+    group = [make_episode(turns, float(i), replica=i, score=scorer(model)) for i in range(2)]
+    batch = build([group], "mean", version=4)
+    moved = np.where(batch.turn == 1, batch.logprobs + 0.3, batch.logprobs).astype(np.float32)
+    metrics = Trainer(model, Learner(), seed=0, steps=1).step(evolve(batch, logprobs=moved))
+    assert metrics["age_mean"] == pytest.approx(7 / 3)
+    assert metrics["age_max"] == 3
+    assert metrics["mismatch_kl/turn_0"] < 1e-9
+    assert metrics["mismatch_kl/turn_1"] == pytest.approx(np.exp(-0.3) + 0.3 - 1, rel=1e-3)
+    assert metrics["ratio_min"] == pytest.approx(np.exp(-0.3), rel=1e-4)
+
+
+def test_pieces_are_run_between_plan_and_apply(make_model: Maker, make_groups: Maker) -> None:
+    trainer = Trainer(make_model(), Learner(), seed=0, steps=1)
+    with pytest.raises(RuntimeError, match="no batch is open"):
+        trainer.apply()
+    trainer.plan(build(make_groups(), "mean"))
+    with pytest.raises(RuntimeError, match="call apply"):
+        trainer.plan(build(make_groups(), "mean"))
+
+
+def test_a_kl_term_needs_a_reference(make_model: Maker) -> None:
+    with pytest.raises(ValueError, match="needs a reference model"):
+        Trainer(make_model(), Learner(kl_coef=0.1), seed=0, steps=1)
