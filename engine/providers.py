@@ -35,7 +35,7 @@ class NodeProviders:
         """The provider, opened now if it is the first time."""
         async with self._opening:
             if name not in self._opened:
-                self._opened[name] = await self.nursery.start(_keep, name)
+                self._opened[name] = await self.nursery.start(_keep, name, self.sandbox_options(name))
         return self._opened[name]
 
 
@@ -56,7 +56,9 @@ class _Deferred:
             yield sandbox
 
 
-async def _keep(name: str, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
-    async with load("sandboxes", name)() as provider:
+async def _keep(
+    name: str, options: Mapping[str, Json], *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED
+) -> None:
+    async with load("sandboxes", name)(options) as provider:
         task_status.started(provider)
         await trio.sleep_forever()

@@ -44,14 +44,16 @@ class Started:
 class Init:
     """A running sandbox seen as its first process."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], run: Path, inner_run: str, limits: str) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, run: Path, inner_run: str, limits: str
+    ) -> None:
         """``run`` is the host directory that the sandbox sees as ``inner_run``; ``limits`` is shell that sets resource
         limits. Must be called on the main thread: the confinement ends with the thread that started it."""
         self.host_run, self.inner_run = run, inner_run
         self.direct = argv[0] == BASH[0]  # nothing around it: it has no pid namespace either
         self.process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=dict(env), start_new_session=True, bufsize=0, cwd="/",
+            env=dict(env), start_new_session=True, bufsize=0, cwd=cwd,
         )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -50,7 +50,7 @@ class LocalSandbox:
         self.mark = f"{MARK}={label}/".encode()
         env = {**bwrap.environment(config, home=home, tmp=home), **({} if program else {MARK: f"{label}/"})}
         self.plant(config.files)
-        self.init = Init(argv, env, run, inner_run, bwrap.limits(config))
+        self.init = Init(argv, env, cwd=work, run=run, inner_run=inner_run, limits=bwrap.limits(config))
         self._shell = LocalShell(self.init, str(self.workdir), config.output_bytes)
 
     def plant(self, files: Mapping[str, str]) -> None:
