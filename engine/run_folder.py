@@ -68,8 +68,9 @@ def create(path: Path | None, config: RunConfig, *, stem: str, now: datetime) ->
     if folder.path.is_dir() and any(folder.path.iterdir()):
         raise UserError(f"the run folder {folder.path} is not empty; choose another with --run-dir, or remove it")
     with writing(folder.path):
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder.config, dump(config))
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder.config, dump(config))  # first: where this fails the folder stays empty, to be tried again
+        folder.checkpoints.mkdir()
     return folder
 
 

@@ -124,9 +124,7 @@ class TestWithoutNode:
 
 
 class TestTrain:
-    def test_it_writes_the_run_folder_and_says_where(
-        self, node: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_writes_the_run_folder_and_says_where(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
         scores = {"before": {"success": 0.25, "stderr": 0.02}, "after": {"success": 0.75, "success_greedy": 1.0}}
         node.train = lambda config, folder, progress: {"eval": scores, "wall_s": 12.3, "loss": float("nan")}
         assert cli.main(["run.toml", "--set", "run.steps=3"]) == 0
@@ -138,18 +136,14 @@ class TestTrain:
         assert str(folder) in out
         assert "success 0.250 ± 0.020 → success 0.750, greedy 1.000" in out
 
-    def test_with_json_standard_output_is_one_line(
-        self, node: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_with_json_standard_output_is_one_line(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
         node.train = lambda config, folder, progress: progress.step(1, {"loss": 1.0}) or {"tokens": 5}
         assert cli.main(["train", "run.toml", "--json", "--run-dir", "here"]) == 0
         printed = capsys.readouterr()
         assert printed.out == '{"tokens": 5}\n'
         assert "step   1/100  loss +1.0000" in printed.err
 
-    def test_a_folder_that_holds_something_is_refused(
-        self, node: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_folder_that_holds_something_is_refused(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
         node.train = lambda config, folder, progress: {}
         assert cli.main(["train", "run.toml", "--run-dir", "here"]) == 0
         assert cli.main(["train", "run.toml", "--run-dir", "here"]) == 2
@@ -202,9 +196,7 @@ class TestTrain:
 
 
 class TestEval:
-    def test_it_gives_the_node_the_checkpoints_model(
-        self, node: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_gives_the_node_the_checkpoints_model(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
         Path("r/checkpoints/step-9/hf").mkdir(parents=True)
         Path("r/checkpoints/step-9/hf/config.json").write_text("{}")
         seen = []

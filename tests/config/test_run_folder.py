@@ -41,6 +41,19 @@ class TestCreate:
         with pytest.raises(UserError, match=r"cannot write .*/file/run: Not a directory"):
             run_folder.create(tmp_path / "file" / "run", RunConfig(), stem="x", now=NOW)
 
+    def test_a_full_disk_leaves_a_folder_that_can_be_tried_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(storage.os, "fsync", full)
+        with pytest.raises(UserError, match=r"cannot write .*config\.toml: the disk is full"):
+            run_folder.create(tmp_path / "run", RunConfig(), stem="x", now=NOW)
+        monkeypatch.undo()
+        run_folder.create(tmp_path / "run", RunConfig(), stem="x", now=NOW)
+        assert (tmp_path / "run" / "config.toml").is_file()
+
 
 class TestCheckpoint:
     @pytest.mark.parametrize("given", ["run", "run/checkpoints/step-10", "run/checkpoints/step-10/hf"])

@@ -118,3 +118,9 @@ def test_docs_link_to_pages_that_exist() -> None:
             if not (page.parent / target).exists():
                 broken.append(f"{page.name}: {target}")
     assert broken == []
+
+
+def test_the_index_links_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = [p.relative_to(ROOT / "docs") for p in sorted((ROOT / "docs").rglob("*.md")) if p.name != "index.md"]
+    assert [str(p) for p in pages if f"]({p})" not in index] == []
