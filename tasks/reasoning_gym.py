@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ from attrs import field, frozen
 from uniagent.engine.errors import UserError, nearest
 from uniagent.engine.ports import AgentResult, Json, ModelEndpoint, Providers, Sandbox, TaskResult
 from uniagent.tasks.base import run_episode
+from uniagent.tasks.check import Attempt
 from uniagent.tasks.config import TaskConfig
 from uniagent.tasks.structure import structure
 from uniagent.tasks.verify import last_words
@@ -109,6 +111,10 @@ def answer_in(text: str) -> str | None:
     return answer.strip() if opened and closed else None
 
 
+async def _says(text: str, sandbox: Sandbox) -> AgentResult:
+    return AgentResult(True, [{"role": "assistant", "content": text}])
+
+
 class ReasoningGym:
     """Reward: the package's score of the answer; the outcome is a full score."""
 
@@ -132,6 +138,14 @@ class ReasoningGym:
             metrics={f"score/{self.puzzle.dataset}": score},
             details={"answer": answer, "reference": self.puzzle.answer},
         )
+
+    def attempts(self) -> Mapping[str, Attempt]:
+        """What ``uniagent tasks check`` says in place of an agent."""
+        wrong = {"wrong": partial(_says, "<answer>I do not know</answer>")}
+        if self.puzzle.answer is None:
+            return wrong
+        bare = partial(_says, self.puzzle.answer)  # an answer outside the tags is none
+        return {"oracle": partial(_says, f"<answer>{self.puzzle.answer}</answer>"), "bare": bare, **wrong}
 
     def score(self, answer: str) -> float:
         """In [0, 1]. Some scorers raise on an answer they cannot parse: that is a wrong answer, unless they raise on

@@ -21,14 +21,20 @@ from uniagent.engine.ports import Json
 from uniagent.engine.providers import NodeProviders
 from uniagent.tasks.config import TaskConfigResolver
 from uniagent.tasks.shell_quest.data import samples
-from uniagent.tasks.shell_quest.demonstrate import Demonstration, record, sloppy
+from uniagent.tasks.shell_quest.demonstrate import Demonstration, record
 from uniagent.tasks.shell_quest.model import folder, untrained
+from uniagent.tasks.shell_quest.players import sloppy
 from uniagent.tasks.shell_quest.tokenizer import build
 
-TASK: dict[str, Any] = {
+TASK: dict[str, Any] = {  # the quickstart's Task Config
     "name": "shell_quest",
     "sandbox": {"provider": "local"},
-    "agent": {"name": "react", "max_steps": 4, "tools": [{"name": "stateful_shell", "as": "shell"}]},
+    "agent": {
+        "name": "react",
+        "max_steps": 4,
+        "tools": [{"name": "stateful_shell", "max_characters": 160, "timeout_s": 5}],
+        "model": {"temperature": 1.0, "max_tokens": 24},
+    },
 }
 
 

@@ -1,0 +1,105 @@
+"""``uniagent tasks check TASKS DATA``: are the samples solvable, and is only the right thing rewarded? See ``check``.
+
+With ``--out`` a report (report.md, report.json), the samples that pass (good.jsonl) and the others with their reasons
+(quarantined.jsonl) are written to a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from uniagent.engine.ports import Json
+from uniagent.engine.providers import NodeProviders
+from uniagent.tasks.check import Checked, check_samples
+from uniagent.tasks.config import TaskConfigResolver
+from uniagent.tasks.data import samples
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when every sample passes, 1 when some do not; UserError where nothing can be checked."""
+    parser = argparse.ArgumentParser(prog="uniagent tasks", description="Task quality.")
+    checking = parser.add_subparsers(required=True, metavar="check").add_parser("check", description=__doc__)
+    checking.add_argument("tasks", type=Path, help="the Task Config")
+    checking.add_argument("data", help="samples: a JSONL file, or NAME/SPLIT of a registered dataset")
+    checking.add_argument("--n", type=int, default=100, help="samples checked, the first n")
+    checking.add_argument("--seed", type=int, default=0, help="of a registered dataset")
+    checking.add_argument("--runs", type=int, default=3, help="of the verifier on each final state")
+    checking.add_argument("--out", type=Path, help="folder for the report and the sorted samples")
+    checking.add_argument("--json", action="store_true", help="print the summary as one JSON line, last")
+    args = parser.parse_args(argv)
+    rows = list(islice(samples(args.data, seed=args.seed), args.n))
+    checked = trio.run(_check, rows, TaskConfigResolver.from_file(args.tasks), max(args.runs, 1))
+    report = markdown(args.data, checked)
+    print(report)
+    if args.out:
+        write(args.out, report, checked)
+    if args.json:
+        print(json.dumps(summary(checked)))
+    return 1 if any(c.problems for c in checked) else 0
+
+
+async def _check(rows: Sequence[Mapping[str, Json]], resolver: TaskConfigResolver, runs: int) -> list[Checked]:
+    async with trio.open_nursery() as nursery:
+        checked = await check_samples(rows, resolver, NodeProviders(nursery, {}), runs=runs)
+        nursery.cancel_scope.cancel()
+    return checked
+
+
+def summary(checked: Sequence[Checked]) -> dict[str, Any]:
+    """samples, good, quarantined, mean reward by attempt, and the slowest verdict in seconds."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for one in checked:
+        for name, reward in one.rewards.items():
+            rewards[name].append(reward)
+    bad = sum(bool(one.problems) for one in checked)
+    return {
+        "samples": len(checked),
+        "good": len(checked) - bad,
+        "quarantined": bad,
+        "mean_reward": {name: sum(some) / len(some) for name, some in rewards.items()},
+        "slowest_verify_s": max((one.slowest_verify_s for one in checked), default=0.0),
+    }
+
+
+def markdown(source: str, checked: Sequence[Checked]) -> str:
+    totals = summary(checked)
+    lines = [
+        f"# Check of {source}",
+        "",
+        f"{totals['good']} of {totals['samples']} samples are good; the slowest verdict took "
+        f"{totals['slowest_verify_s']:.3f} s.",
+        "",
+        "| attempt | mean reward |",
+        "|---|---|",
+        *(f"| {name} | {mean:.3f} |" for name, mean in totals["mean_reward"].items()),
+    ]
+    bad = [one for one in checked if one.problems]
+    if bad:
+        lines += ["", "| sample | problem |", "|---|---|"]
+        lines += [f"| {one.number} | {problem} |" for one in bad for problem in one.problems]
+    return "\n".join(lines)
+
+
+def write(out: Path, report: str, checked: Sequence[Checked]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    found = [
+        {"sample": c.number, "problems": c.problems, "rewards": c.rewards, "slowest_verify_s": c.slowest_verify_s}
+        for c in checked
+    ]
+    (out / "report.md").write_text(report + "\n", encoding="utf-8")
+    (out / "report.json").write_text(json.dumps({**summary(checked), "checked": found}, indent=1) + "\n")
+    _write_rows(out / "good.jsonl", (c.row for c in checked if not c.problems))
+    quarantined = ({"problems": c.problems, "sample": c.row} for c in checked if c.problems)
+    _write_rows(out / "quarantined.jsonl", quarantined)
+
+
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Json]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
