@@ -81,7 +81,8 @@ class Usage:
 
 @frozen
 class Reply:
-    """One answer as it is sent. ``finish`` is stop | length | tool_calls; ``problem`` the parse problem, if any."""
+    """One answer as it is sent. ``finish`` is stop | length | tool_calls; ``problem`` the parse problem, if any;
+    ``stop`` the stop string that ended it, if one did."""
 
     id: str
     text: str
@@ -90,6 +91,7 @@ class Reply:
     finish: str
     usage: Usage
     problem: str | None = None
+    stop: str | None = None
 
     def message(self) -> Message:
         return Message("assistant", self.text, self.calls, self.reasoning)

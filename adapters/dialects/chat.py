@@ -32,6 +32,7 @@ from uniagent.adapters.dialects.common import (
     sse,
     stops,
     text_of,
+    written,
 )
 from uniagent.engine.messages import Call, Delta, Message, ModelCall, Problem, Reply
 from uniagent.engine.ports import Json
@@ -208,11 +209,6 @@ def _call(wire: Any, where: str) -> Call:
 
 
 # ---------------------------------------------------------------- answers
-
-
-def written(arguments: Any) -> str:
-    """A call's arguments as text: as they were sampled."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _message(reply: Reply, freeform: frozenset[str]) -> dict[str, Json]:

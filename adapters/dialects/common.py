@@ -151,7 +151,7 @@ def freeform_input(arguments: Any) -> str:
     value = Call(None, "", arguments).value
     if value is not None and isinstance(value.get("input"), str):
         return str(value["input"])
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return written(arguments)
 
 
 def named_tool(name: Any, tools: Sequence[Mapping[str, Json]], key: str = "tool_choice") -> str:
@@ -233,7 +233,12 @@ def in_call_order(results: list[Message], before: Sequence[Message]) -> Iterable
     return sorted(results, key=lambda r: order.get(r.answers, len(order)))
 
 
-# ---------------------------------------------------------------- events
+# ---------------------------------------------------------------- answers
+
+
+def written(arguments: Any) -> str:
+    """A call's arguments as text: as they were sampled."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def sse(data: Json, event: str | None = None) -> bytes:

@@ -285,7 +285,7 @@ class GatewaySession:
         decoded = decoder.finish(generation.finish.value)
         for piece in decoded.deltas:
             emit(piece)
-        reply = self._reply(sampling, len(prompt), generation, decoded)
+        reply = self._reply(sampling, len(prompt), generation, decoded, decoder.matched)
         aborted = attempt.cause == "aborted"
         node = self.tree.commit(
             place,
@@ -306,7 +306,9 @@ class GatewaySession:
     def _reply_id(self, sampling: Sampling) -> str:
         return hashlib.blake2b(f"{self.id}/{sampling.turn}".encode(), digest_size=12).hexdigest()
 
-    def _reply(self, sampling: Sampling, prompt: int, generation: Generation, decoded: Decoded) -> Reply:
+    def _reply(
+        self, sampling: Sampling, prompt: int, generation: Generation, decoded: Decoded, stop: str | None
+    ) -> Reply:
         return Reply(
             id=self._reply_id(sampling),
             text=decoded.text,
@@ -315,6 +317,7 @@ class GatewaySession:
             finish=decoded.finish,
             usage=Usage(prompt, len(generation.token_ids), generation.cached_tokens),
             problem=decoded.problem,
+            stop=stop,
         )
 
     def _record(
