@@ -32,7 +32,7 @@ TASK: dict[str, Any] = {  # the quickstart's Task Config
     "agent": {
         "name": "react",
         "max_steps": 4,
-        "tools": [{"name": "stateful_shell", "max_characters": 160, "timeout_s": 5}],
+        "tools": [{"name": "stateful_shell", "max_chars": 160, "timeout_s": 5}],
         "model": {"temperature": 1.0, "max_tokens": 24},
     },
 }
