@@ -50,6 +50,7 @@ def train(argv: Sequence[str]) -> int:
     folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
     with guard(folder.crash), Lines(config.run.steps, Console(stderr=args.json)) as progress:
         progress.note(f"run folder {folder.path}")
+        progress.phase("starting")
         from uniagent.engine import run
 
         summary = run.train(config, folder, progress)
@@ -74,6 +75,7 @@ def evaluate(argv: Sequence[str]) -> int:
     if args.run_dir:
         folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
     with guard(folder.crash if folder else None), Lines(0, Console(stderr=args.json)) as progress:
+        progress.phase("starting")
         from uniagent.engine import run
 
         result = run.evaluate(config, checkpoint, progress, folder)

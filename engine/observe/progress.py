@@ -69,9 +69,9 @@ class Lines:
     def __init__(self, steps: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console()
         self._clock, self._steps = clock, steps
-        self._ends: deque[float] = deque([clock()], maxlen=11)  # when the latest steps ended
+        self._ends: deque[float] = deque(maxlen=11)  # when the latest steps ended
         self._success: deque[float] = deque(maxlen=24)
-        self._step, self._phase, self._drawn = 0, "", -_REDRAW_S
+        self._step, self._name, self._phase, self._drawn = 0, "", "", -math.inf
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live = Live(console=self._console, auto_refresh=False) if drawable else None
 
@@ -79,8 +79,8 @@ class Lines:
         self._console.print(Text(text), soft_wrap=True)
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        if name != self._phase.split(" ")[0]:
-            self._drawn = -_REDRAW_S  # a new phase shows at once
+        if name != self._name:
+            self._name, self._drawn = name, -math.inf  # a new phase shows at once
         self._phase = f"{name} {done}/{total}" if total else name
         if self._live is not None and self._clock() - self._drawn >= _REDRAW_S:
             self._drawn = self._clock()
@@ -93,12 +93,12 @@ class Lines:
         width = len(str(self._steps))
         given = {name: value for name, value in metrics.items() if math.isfinite(value)}
         shown = [text.format(given[name]) for name, text in _SHOWN.items() if name in given]
-        self.note("  ".join([f"step {step:>{width}}/{self._steps}", *shown, self._left()]))
+        self.note("  ".join(filter(None, [f"step {step:>{width}}/{self._steps}", *shown, self._left()])))
         if self._live is not None:
             self._live.update(self._below(), refresh=True)
 
     def _left(self) -> str:
-        """Time left, from the pace of the latest ten steps."""
+        """Time left, from the pace of the latest ten steps; what came before the first one (loading) does not count."""
         if len(self._ends) < 2:
             return ""
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
@@ -107,7 +107,9 @@ class Lines:
         return f"{hours}:{minutes:02}:{seconds % 60:02} left" if hours else f"{minutes}:{seconds % 60:02} left"
 
     def _below(self) -> Text:
-        full = round(24 * min(1.0, self._step / self._steps)) if self._steps else 0
+        if not self._steps:
+            return Text(self._phase, "cyan")
+        full = round(24 * min(1.0, self._step / self._steps))
         bar = Text("━" * full, "green") + Text("━" * (24 - full), "bright_black")
         curve = "".join(_BARS[min(7, int(8 * max(0.0, s)))] for s in self._success if math.isfinite(s))
         parts = [Text(f"{self._step}/{self._steps}"), Text(self._phase, "cyan"), Text(self._left())]
