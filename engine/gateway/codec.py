@@ -13,19 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from uniagent.engine.gateway import conversation
+from uniagent.engine.gateway import conversation, rendering
 from uniagent.engine.gateway.chat_template import ChatTemplate, RenderError
 from uniagent.engine.gateway.conversation import as_chat
-from uniagent.engine.gateway.decoder import Decoder, Pieces
-from uniagent.engine.gateway.encoder import Encoder, Marks, marks_for, strings, transform
-from uniagent.engine.gateway.glue import cut, stub
-from uniagent.engine.gateway.template import TemplateStrategy, probe
+from uniagent.engine.gateway.decoder import Decoder, TokenBytes
+from uniagent.engine.gateway.encoder import Encoder, Marks, Unencodable, marks_for, strings
+from uniagent.engine.gateway.glue import stub
+from uniagent.engine.gateway.rendering import Piece
+from uniagent.engine.gateway.template import TemplateStrategy
 from uniagent.engine.messages import Message, ModelCall, Problem
 from uniagent.engine.ports import Ids, Json, Parser
 from uniagent.engine.trajectory.types import Provenance, Sampled, Segment
@@ -60,33 +61,40 @@ class ParserFactory(Protocol):
     def __call__(self, prefix: str, tools: Sequence[Mapping[str, Json]]) -> Parser: ...
 
 
+class Break(Exception):
+    """The template now writes what the engine has already seen in another way: the prompt cannot go on from the anchor.
+    Begin a new chain: ``delta`` with the whole request pending, its actions as moved, and no anchor."""
+
+
 @frozen
 class _Turn:
-    """A model turn that glue is wanted after: its sampled ids as kept, and whether they end it."""
+    """A model turn that stands as sampled: its ids as kept, and whether they end it."""
 
     message: Message
     ids: Ids
     closed: bool
+    order: int
 
 
 class Codec:
-    """One model's tokenizer, template and parser. Thread-safe, shared by all sessions. Raises Problem for messages the
-    template cannot render; ``from_folder`` raises UserError for a model it cannot serve."""
+    """One model's tokenizer, template and parser. Thread-safe, shared by all sessions. ``stop_ids`` end a generation;
+    ``strategy`` is the probe's verdict. ``from_folder`` raises UserError for a model it cannot serve."""
 
     def __init__(
         self,
         encoder: Encoder,
-        pieces: Pieces,
+        token_bytes: TokenBytes,
         template: ChatTemplate,
         strategy: TemplateStrategy,
         parser_factory: ParserFactory,
         stop_ids: Sequence[int] = (),
     ) -> None:
-        self.encoder, self.pieces, self.template, self.strategy = encoder, pieces, template, strategy
+        self.encoder, self.token_bytes, self.template, self.strategy = encoder, token_bytes, template, strategy
         self.parser_factory = parser_factory
         ends = [encoder.ids[t] for t in strategy.stops if t in encoder.ids]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *stop_ids]))
         self.vocab_size = encoder.vocab_size
+        self.template_source = template.source
         self._closing = frozenset(ends)
 
     @classmethod
@@ -109,102 +117,96 @@ class Codec:
     def delta(
         self, call: ModelCall, pending: Sequence[PendingMessage], anchor: ActionNode | None
     ) -> tuple[Segment, ...]:
-        """The segments between the anchor's last kept token (or the beginning) and the first token to be sampled."""
-        return tuple(self._delta(call, [p for p in pending if p.message.role != "tools"], anchor))
+        """The segments between the anchor's last kept token (or the beginning) and the first token to be sampled.
+        Raises Problem for messages that the template cannot render, and Break (re-render only)."""
+        pending = [p for p in pending if p.message.role != "tools"]
+        tool_talk = call.tools or any(p.message.role == "tool" for p in pending)
+        if tool_talk and not self.strategy.shape.tools:
+            raise Problem(400, "tools_unsupported", "this model's chat template has no place for tools: leave them out")
+        steps = self._rerendered if self.strategy.kind == "re-render" else self._appended
+        try:
+            return tuple(steps(call, pending, _turn(anchor) if anchor is not None else None))
+        except RenderError as problem:
+            message = f"the model's chat template cannot render these messages: {problem}"
+            raise Problem(400, "template", message) from problem
+        except Unencodable as problem:
+            raise Problem(400, "unencodable", str(problem)) from problem
 
-    def _delta(
-        self, call: ModelCall, pending: Sequence[PendingMessage], anchor: ActionNode | None
-    ) -> Iterator[Segment]:
-        turn = self._turn(anchor) if anchor is not None else None
+    def _appended(self, call: ModelCall, pending: Sequence[PendingMessage], turn: _Turn | None) -> Iterator[Segment]:
+        """The glue after each model turn, from a stub of that turn and the messages up to the next one."""
         group: list[Message] = []
-        for p in pending:
-            if p.moved is None:
+        for p in [*pending, None]:
+            if p is not None and p.moved is None:
                 group.append(p.message)
                 continue
-            node, n = p.moved
-            yield from self._between(call, turn, group)
-            turn, group = self._turn(node, n), []
-            yield Segment(Provenance.SAMPLED, turn.ids, node.order)
-        yield from self._between(call, turn, group)
+            yield from self._encoded(self._after(call, turn, group), turn)
+            if p is not None and p.moved is not None:
+                turn, group = _turn(*p.moved), []
+                yield Segment(Provenance.SAMPLED, turn.ids, turn.order)
 
-    def _turn(self, node: ActionNode, n: int | None = None) -> _Turn:
-        sampled = node.sampled
-        used = len(sampled.token_ids) if sampled.used is None else sampled.used
-        n = used if n is None else min(n, used)
-        return _Turn(node.message, sampled.token_ids[:n], sampled.closed and n == used)
+    def _after(self, call: ModelCall, turn: _Turn | None, group: Sequence[Message]) -> tuple[Piece, Marks]:
+        """What the template writes between a model turn (None: the beginning) and the next one."""
+        shape, tools = self.strategy.shape, call.tools
+        marks = marks_for(_texts([*group, *([turn.message] if turn else [])], () if turn else tools))
+        chat = as_chat(group, shape, turn.message.calls if turn else ())
+        if turn is not None:
+            calls = conversation.answered(chat, turn.message.calls, shape)
+            chat = [*stub(calls, marks.anchor, shape), *chat]
+            tools = (conversation.TOOL,) if tools else ()
+        return self._pieces(marks, chat, tools, last=1)[0], marks
 
-    def _between(self, call: ModelCall, turn: _Turn | None, group: Sequence[Message]) -> Iterator[Segment]:
-        """The glue and content between a model turn (None: the beginning) and the next one."""
-        if turn is None and call.tools and not self.strategy.shape.tools:
-            raise Problem(
-                400, "tools_unsupported", "this model's chat template has no place for tools: leave `tools` out"
-            )
-        marks = marks_for(_texts(call, turn, group))
-        try:
-            end, text, content = self._rendered(call, turn, group, marks)
-        except RenderError as problem:
-            raise Problem(
-                400, "template", f"the model's chat template cannot render these messages: {problem}"
-            ) from problem
-        if turn is None:
-            ids, inside = self.encoder.encode(text, marks, content)
-        else:  # encoded behind the end of turn, then cut there: the only place where cutting cannot change ids
-            in_text = end in self.strategy.ends.openers
-            whole = text if in_text else end + text
-            shift = 0 if in_text else len(end)
-            ids, inside = self.encoder.encode(whole, marks, [(a + shift, b + shift) for a, b in content])
-            end_id = self.encoder.ids[end]
-            if not in_text or (len(turn.ids) and turn.ids[-1] == end_id):
-                ids, inside = ids[1:], inside[1:]
-            if not turn.closed and not in_text:
-                yield Segment(Provenance.REPAIR, np.array([end_id], np.int32))
-        yield from _segments(ids, inside)
+    def _pieces(
+        self, marks: Marks, chat: rendering.Chat, tools: Sequence[Mapping[str, Json]], last: int | None = None
+    ) -> list[Piece]:
+        return rendering.pieces(self.template, self.encoder, self.strategy.ends, marks, chat, tools, last)
 
-    def _rendered(
-        self, call: ModelCall, turn: _Turn | None, group: Sequence[Message], marks: Marks
-    ) -> tuple[str, str, list[tuple[int, int]]]:
-        """The end of turn, the text after it (with breaks) and the spans of content in it (without)."""
-        end, text = self._render(call, turn, group, marks, mark=None)
-        for level in ("all", "messages"):
-            try:
-                _, marked = self._render(call, turn, group, marks, mark=level)
-            except RenderError:
-                continue
-            bare, spans = _spans(marks.breaks.sub("", marked), marks)
-            if bare == marks.breaks.sub("", text):
-                return end, text, spans
-        return end, text, self.encoder.between_markers(text, marks)  # a template that changes its content
+    def _rerendered(self, call: ModelCall, pending: Sequence[PendingMessage], turn: _Turn | None) -> Iterator[Segment]:
+        """The whole conversation, its model turns replaced by what was sampled; what was seen must stand unchanged."""
+        shape, asked = self.strategy.shape, [m for m in call.messages if m.role != "tools"]
+        old = asked[: len(asked) - len(pending)] if turn is not None else []
+        messages = [*old, *(p.message for p in pending)]
+        marks = marks_for(_texts(messages, call.tools))
+        marked = [m.role == "assistant" for m in old] + [p.moved is not None for p in pending]
+        chat = as_chat(messages, shape, mark=marks.anchor, marked=marked)
+        found = self._pieces(marks, chat, call.tools)
+        found = [*(self._prompted(piece) for piece in found[:-1]), found[-1]]
+        turns = [_turn(*p.moved) for p in pending if p.moved is not None]
+        if turn is not None:
+            chat = as_chat(old[:-1], shape, mark=marks.anchor, marked=marked)
+            before = self._pieces(marks, chat, call.tools)
+            before = [*(self._prompted(piece) for piece in before[:-1]), before[-1]]
+            for was, now in zip(before, found, strict=False):
+                if was.text != now.text:
+                    raise Break(f"the template changes what stood before an earlier answer: {_difference(was, now)}")
+            found, turns = found[len(before) :], [turn, *turns]
+        else:
+            yield from self._encoded((found[0], marks), None)
+            found = found[1:]
+            yield from (Segment(Provenance.SAMPLED, t.ids, t.order) for t in turns[:1])
+        for n, piece in enumerate(found):
+            yield from self._encoded((piece, marks), turns[n])
+            yield from (Segment(Provenance.SAMPLED, t.ids, t.order) for t in turns[n + 1 : n + 2])
 
-    def _render(
-        self, call: ModelCall, turn: _Turn | None, group: Sequence[Message], marks: Marks, mark: str | None
-    ) -> tuple[str, str]:
-        def change(text: str) -> str:
-            return self.encoder.protect(text, marks)
+    def _prompted(self, piece: Piece) -> Piece:
+        """A piece that ends in the generation prompt, not in the opening words of the turn after it."""
+        return Piece(piece.end, self.strategy.prompted(piece.text), piece.content)
 
-        def enclose(text: str) -> str:
-            core = text.strip()
-            if not core:
-                return change(text)
-            start = text.index(core)
-            protected = marks.start + change(core) + marks.end
-            return text[:start] + protected + text[start + len(core) :]
-
-        shape = self.strategy.shape
-        known = turn.message.calls if turn else ()
-        chat = [_changed(m, enclose if mark else change, change) for m in as_chat(group, shape, known)]
-        if turn is None:
-            listed = [transform(dict(t), enclose if mark == "all" else change) for t in call.tools]
-            return "", self.template.render(chat, listed, generate=True)
-        answered = [m["tool_call_id"] for m in chat[: _leading(chat)]]
-        calls = [{"id": c.id, "name": change(c.name)} for c in turn.message.calls] if answered else []
-        if answered and not calls:
-            calls = [{"id": answered[0], "name": "tool"}]
-        if answered:
-            calls = [c if c["id"] else {**c, "id": answered[0]} for c in calls]
-        head = stub(calls, marks.anchor, shape)
-        tools = (conversation.TOOL,) if call.tools and shape.tools else ()
-        glue = cut(self.template.render([*head, *chat], tools, generate=True), marks, self.strategy.ends)
-        return glue.end, glue.text
+    def _encoded(self, piece_and_marks: tuple[Piece, Marks], turn: _Turn | None) -> Iterator[Segment]:
+        """Encoded together with the end of turn before it, and cut there: the only place where cutting cannot change
+        ids. A turn that was never ended gets its end as a repair."""
+        piece, marks = piece_and_marks
+        if turn is None or piece.end is None:
+            yield from _segments(*self.encoder.encode(piece.text, marks, piece.content))
+            return
+        opens = piece.end in self.strategy.ends.openers  # and then it stands in the text already
+        shift = 0 if opens else len(piece.end)
+        spans = [(a + shift, b + shift) for a, b in piece.content]
+        ids, inside = self.encoder.encode(piece.text if opens else piece.end + piece.text, marks, spans)
+        end = self.encoder.ids[piece.end]
+        if not turn.closed and not opens:
+            yield Segment(Provenance.REPAIR, np.array([end], np.int32))
+        drop = not opens or (len(turn.ids) > 0 and turn.ids[-1] == end)
+        yield from _segments(ids[drop:], inside[drop:])
 
     # -- out
 
@@ -215,65 +217,25 @@ class Codec:
     def decoder(self, call: ModelCall, call_ids: Callable[[int, str], str]) -> Decoder:
         """A decoder of one generation; ``call_ids(index, name)`` gives ids to calls whose format carries none."""
         last = call.messages[-1].role if call.messages else "user"
-        prompts = self.strategy.prompts
-        prefix = prompts.get("tool" if last == "tool" else "user", "")
+        prefix = self.strategy.prompts.get("tool" if last == "tool" else "user", "")
         parser = self.parser_factory(prefix, call.tools)
-        return Decoder(
-            self.pieces, parser, call_ids, stop=call.stop, stop_ids=frozenset(self.stop_ids), closing=self._closing
-        )
+        stop_ids = frozenset(self.stop_ids)
+        return Decoder(self.token_bytes, parser, call_ids, stop=call.stop, stop_ids=stop_ids, closing=self._closing)
 
 
-def _leading(chat: Sequence[Mapping[str, Any]]) -> int:
-    return next((n for n, m in enumerate(chat) if m["role"] != "tool"), len(chat))
+def _turn(node: ActionNode, n: int | None = None) -> _Turn:
+    sampled = node.sampled
+    used = len(sampled.token_ids) if sampled.used is None else sampled.used
+    n = used if n is None else min(n, used)
+    return _Turn(node.message, sampled.token_ids[:n], sampled.closed and n == used, node.order)
 
 
-def _changed(message: dict[str, Any], change: Callable[[str], str], keep: Callable[[str], str]) -> dict[str, Any]:
-    """A chat dict with its content changed; roles stay, ids and names are only kept safe."""
-    out: dict[str, Any] = {}
-    for key, value in message.items():
-        if key == "role":
-            out[key] = value
-        elif key in ("name", "tool_call_id"):
-            out[key] = keep(value)
-        elif key == "tool_calls":
-            out[key] = [
-                {
-                    **c,
-                    "id": keep(c["id"]),
-                    "function": {
-                        "name": keep(c["function"]["name"]),
-                        "arguments": transform(c["function"]["arguments"], change),
-                    },
-                }
-                for c in value
-            ]
-        else:
-            out[key] = change(value)
-    return out
-
-
-def _texts(call: ModelCall, turn: _Turn | None, group: Sequence[Message]) -> Iterator[str]:
-    for message in [*group, *([turn.message] if turn else [])]:
+def _texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    for message in messages:
         yield from (message.text, message.reasoning)
         for c in message.calls:
             yield from strings([c.id or "", c.name, c.arguments])
-    if turn is None:
-        yield from strings(list(call.tools))
-
-
-def _spans(text: str, marks: Marks) -> tuple[str, list[tuple[int, int]]]:
-    """The text without start and end marks, and the spans they enclosed."""
-    spans: list[tuple[int, int]] = []
-    pieces, at, length, start = [], 0, 0, 0
-    for m in marks.ends.finditer(text):
-        pieces.append(text[at : m.start()])
-        length += m.start() - at
-        at = m.end()
-        if m[0] == marks.start:
-            start = length
-        elif length > start:
-            spans.append((start, length))
-    return "".join([*pieces, text[at:]]), spans
+    yield from strings(list(tools))
 
 
 def _segments(ids: Ids, inside: npt.NDArray[np.bool_]) -> Iterator[Segment]:
@@ -283,3 +245,8 @@ def _segments(ids: Ids, inside: npt.NDArray[np.bool_]) -> Iterator[Segment]:
     cuts = np.flatnonzero(np.diff(inside)) + 1
     for part, kind in zip(np.split(ids, cuts), np.split(inside, cuts), strict=True):
         yield Segment(Provenance.CONTENT if kind[0] else Provenance.TEMPLATE, part)
+
+
+def _difference(was: Piece, now: Piece) -> str:
+    at = next((n for n, (a, b) in enumerate(zip(was.text, now.text, strict=False)) if a != b), 0)
+    return f"it was {was.text[at : at + 40]!r} and is {now.text[at : at + 40]!r}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ class Shape:
     alternate: bool = False  # consecutive user messages are refused
     after_tool: bool = True  # a user message may follow a tool result
     parallel: bool = True  # several calls in one assistant message
-    tools: bool = True  # it prints calls and tool results
+    tools: bool = True  # it prints tool results
+    calls: bool = True  # it prints calls
     call_ids: str = "call"  # call | functions (functions.name:i) | nine (nine letters and digits)
 
 
@@ -55,14 +57,23 @@ def nine_letters(digest: bytes) -> str:
     return "".join(LETTERS[number // len(LETTERS) ** k % len(LETTERS)] for k in range(9))
 
 
-def as_chat(messages: Sequence[Message], shape: Shape, known: Sequence[Call] = ()) -> list[dict[str, Any]]:
-    """Chat dicts of the messages; ``known`` are the calls that leading tool results answer."""
+def as_chat(
+    messages: Sequence[Message],
+    shape: Shape,
+    known: Sequence[Call] = (),
+    *,
+    mark: str = "",
+    marked: Sequence[bool] = (),
+) -> list[dict[str, Any]]:
+    """Chat dicts of the messages; ``known`` are the calls that leading tool results answer; a ``marked`` assistant
+    message says ``mark`` instead of its own words."""
     out: list[dict[str, Any]] = []
     calls, position = list(known), 0
-    for message in messages:
+    for n, message in enumerate(messages):
         if message.role == "assistant":
             calls, position = list(message.calls), 0
-            out.append(_assistant(message, shape))
+            hidden = n < len(marked) and marked[n]
+            out.append(_assistant(_hidden(message, mark, shape) if hidden else message, shape))
         elif message.role == "tool":
             call = next((c for c in calls if c.id and c.id == message.answers), None)
             call = call or (calls[position] if position < len(calls) else Call(message.answers, "tool", {}))
@@ -71,6 +82,11 @@ def as_chat(messages: Sequence[Message], shape: Shape, known: Sequence[Call] = (
         else:
             out.append(_said(message, shape, first=not out and not known))
     return _mended(out, shape)
+
+
+def _hidden(message: Message, mark: str, shape: Shape) -> Message:
+    calls = tuple(Call(c.id, mark, {"key": mark}) for c in message.calls)
+    return Message("assistant", "" if calls and shape.calls else mark, calls)
 
 
 def _said(message: Message, shape: Shape, *, first: bool) -> dict[str, Any]:
@@ -126,5 +142,9 @@ def _mended(messages: list[dict[str, Any]], shape: Shape) -> list[dict[str, Any]
     return out
 
 
-def names(tools: Sequence[Mapping[str, Json]]) -> list[str]:
-    return [t["function"]["name"] for t in tools]
+def answered(chat: Sequence[Mapping[str, Any]], calls: Sequence[Call], shape: Shape) -> list[tuple[str, str]]:
+    """(id, name) of the calls that leading tool results answer; made up where the model made none."""
+    results = list(itertools.takewhile(lambda m: m["role"] == "tool", chat))
+    if not results:
+        return []
+    return [(_id(c, shape), c.name) for c in calls] or [(r["tool_call_id"], r["name"]) for r in results]

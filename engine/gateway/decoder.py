@@ -23,7 +23,7 @@ _BYTES = {chr(b): b for b in _PRINTABLE} | {
 }
 
 
-class Pieces:
+class TokenBytes:
     """The bytes of each token id. ``added`` maps added tokens' ids to their text; ``silent`` ids have none."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Decoder:
 
     def __init__(
         self,
-        pieces: Pieces,
+        pieces: TokenBytes,
         parser: Parser,
         call_ids: Callable[[int, str], str],
         *,
@@ -77,7 +77,7 @@ class Decoder:
         stop_ids: frozenset[int] = frozenset(),
         closing: frozenset[int] = frozenset(),
     ) -> None:
-        self._pieces, self._parser, self._call_ids = pieces, parser, call_ids
+        self._bytes_of, self._parser, self._call_ids = pieces, parser, call_ids
         self._stop = tuple(s for s in stop if s)
         self._stop_ids, self._closing = stop_ids, closing
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -87,6 +87,7 @@ class Decoder:
         self._ended: int | None = None  # the stop id that ended the turn
         self._ids: dict[int, str] = {}  # call index -> id
         self.stopped = False
+        self.matched: str | None = None  # the stop string that ended it
 
     def feed(self, ids: Ids) -> list[Delta]:
         """The deltas these ids complete. Ids after a stop are ignored."""
@@ -103,7 +104,7 @@ class Decoder:
         return self._parse("".join(out))
 
     def _take(self, id: int, out: list[str]) -> None:
-        text = self._utf8.decode(self._pieces[id])
+        text = self._utf8.decode(self._bytes_of[id])
         self._pending += 1
         if self._utf8.getstate()[0]:  # in the middle of a character; text it completed before goes with it
             self._half = self._half + text
@@ -119,10 +120,11 @@ class Decoder:
             return
         self._held.append(unit)
         whole = "".join(t for _, t in self._held)
-        matches = [at for at in (whole.find(s) for s in self._stop) if at >= 0]
-        if matches:
+        found = [(at, s) for s in self._stop if (at := whole.find(s)) >= 0]
+        if found:
+            at, self.matched = min(found)
             self.stopped = True
-            self._release(min(matches), out)
+            self._release(at, out)
             return
         self._release(len(whole) - max(_overlap(whole, s) for s in self._stop), out)
 

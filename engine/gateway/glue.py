@@ -1,19 +1,19 @@
-"""The text between the end of one model turn and the first token of the next, as the chat template writes it.
+"""Where model turns end in a rendered text, and the stub conversation that shows what the template writes after one.
 
-The template is rendered over a stub that ends in an assistant turn (one user message and the anchor's answer, whose
-words are an anchor mark) followed by the new messages; what comes after the stub's end of turn is the glue. So its
-cost does not depend on the length of the conversation. Whether the glue may be taken so is the probe's question.
+Glue is the text between the end of one model turn and the first token of the next. It is read off a render of a stub
+(one user message and an answer whose words are the anchor mark) followed by the new messages, so that its cost does
+not depend on the length of the conversation. Whether glue may be taken so is the probe's question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 
-from uniagent.engine.gateway.chat_template import ChatTemplate, RenderError
-from uniagent.engine.gateway.conversation import TOOL, Shape
+from uniagent.engine.gateway.chat_template import RenderError
+from uniagent.engine.gateway.conversation import Shape
 from uniagent.engine.gateway.encoder import Marks
 from uniagent.engine.ports import Json
 
@@ -32,39 +32,32 @@ class Ends:
         return min(((at, e) for at, e in found if at >= 0), default=None)
 
 
-@frozen
-class Glue:
-    """``text`` follows the end of turn ``end``, which stands in the text when it is an opener."""
-
-    end: str
-    text: str
-
-
-def stub(calls: Sequence[Mapping[str, Any]], mark: str, shape: Shape) -> list[dict[str, Any]]:
-    """A conversation whose last message is an assistant turn that says ``mark``, in its calls when there are any.
-    ``calls`` are (id, name) of the calls that the next messages answer."""
-    answer: dict[str, Any] = {"role": "assistant", "content": "" if calls else mark}
+def stub(calls: Sequence[tuple[str, str]], mark: str, shape: Shape) -> list[dict[str, Any]]:
+    """A conversation whose last message is an assistant turn that says ``mark``. ``calls`` are (id, name) of the calls
+    that the next messages answer."""
+    answer: dict[str, Any] = {"role": "assistant", "content": "" if calls and shape.calls else mark}
     if calls:
         argument: Json = '{"key": "' + mark + '"}' if shape.arguments == "text" else {"key": mark}
         chosen = calls if shape.parallel else calls[-1:]
         answer["tool_calls"] = [
-            {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": argument}} for c in chosen
+            {"id": id, "type": "function", "function": {"name": name, "arguments": argument}} for id, name in chosen
         ]
     return [{"role": "user", "content": "U"}, answer]
 
 
-def after(template: ChatTemplate, head: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]], *,
-          marks: Marks, ends: Ends, tools: bool, generate: bool = True) -> Glue:  # fmt: skip
-    """The glue after the assistant turn that ends ``head`` (a stub, or a whole conversation). Raises RenderError."""
-    text = template.render([*head, *messages], (TOOL,) if tools else (), generate)
-    return cut(text, marks, ends)
-
-
-def cut(text: str, marks: Marks, ends: Ends) -> Glue:
-    """What follows the end of the last turn that says the anchor mark."""
-    said = [m.end() for m in marks.anchors.finditer(text)]
-    found = ends.first(text, said[-1]) if said else None
-    if found is None:
-        raise RenderError("the template prints no end of turn after an assistant message")
-    at, end = found
-    return Glue(end, text[at + len(end) :] if end in ends.closers else text[at:])
+def cut_turns(text: str, marks: Marks, ends: Ends) -> list[tuple[str | None, str]]:
+    """The text before, between and after the turns that say the anchor mark, each with the end of turn before it. The
+    opening words of a turn stay with the text before it; an end that opens the next turn stays in the text after it.
+    Raises RenderError where a turn has no end."""
+    out: list[tuple[str | None, str]] = []
+    end, at = None, 0
+    for m in marks.anchors.finditer(text):
+        if m.start() < at:
+            continue  # another call of the same turn
+        out.append((end, text[at : m.start()]))
+        found = ends.first(text, m.end())
+        if found is None:
+            raise RenderError("the template prints no end of turn after an assistant message")
+        end = found[1]
+        at = found[0] + (len(end) if end in ends.closers else 0)
+    return [*out, (end, text[at:])]

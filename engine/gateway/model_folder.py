@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.chat_template import ChatTemplate, RenderError
-from uniagent.engine.gateway.decoder import Pieces
+from uniagent.engine.gateway.decoder import TokenBytes
 from uniagent.engine.gateway.encoder import Encoder
-from uniagent.engine.gateway.template import TemplateStrategy, probe
+from uniagent.engine.gateway.template import probe
 from uniagent.engine.ports import Json
 from uniagent.engine.registry import load as registered
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def load(folder: Path, *, parser: str, now: datetime | None, options: Mapping[str, Json] | None) -> Codec:
     """The codec of a folder; raises UserError when there is no template, no tokenizer, or no sound strategy."""
     source, variables = template_source(folder)
-    stops = _stop_ids(folder, variables)
+    stops = stop_tokens(folder, variables)
     try:
         template = ChatTemplate(source, specials=variables, options=options, now=now or datetime.now())
     except RenderError as problem:
@@ -48,17 +48,18 @@ def build(
 
     factory = choose_parser(parser, template.source)
     encoder = Encoder(tokenizer, template.source + "\n".join(factory.markers))
-    strategy = strategy_of(template, encoder)
+    strategy = probe(template, encoder.pattern)
     if strategy.kind == "refuse":
         raise UserError(f"{where}: the chat template cannot be used: {strategy.why}")
     ids = [s if isinstance(s, int) else encoder.token_id(s) for s in stops]
     return Codec(
-        encoder, pieces_of(tokenizer, encoder, factory), template, strategy, factory, [i for i in ids if i is not None]
+        encoder,
+        token_bytes_of(tokenizer, encoder, factory),
+        template,
+        strategy,
+        factory,
+        [i for i in ids if i is not None],
     )
-
-
-def strategy_of(template: ChatTemplate, encoder: Encoder) -> TemplateStrategy:
-    return probe(template, encoder.pattern)
 
 
 def choose_parser(name: str, template: str) -> ParserFactory:
@@ -68,7 +69,7 @@ def choose_parser(name: str, template: str) -> ParserFactory:
     return factory
 
 
-def pieces_of(tokenizer: str, encoder: Encoder, factory: ParserFactory) -> Pieces:
+def token_bytes_of(tokenizer: str, encoder: Encoder, factory: ParserFactory) -> TokenBytes:
     spec = json.loads(tokenizer)
     kinds = [d.get("type") for d in _steps(spec.get("decoder"), "decoders")]
     byte_level = "ByteLevel" in kinds
@@ -76,7 +77,7 @@ def pieces_of(tokenizer: str, encoder: Encoder, factory: ParserFactory) -> Piece
         raise UserError(f"the tokenizer's decoder ({', '.join(map(str, kinds)) or 'none'}) does not give bytes to ids")
     added = spec.get("added_tokens") or []
     visible = set(factory.markers)
-    return Pieces(
+    return TokenBytes(
         encoder.token,
         byte_level=byte_level,
         added={t["id"]: t["content"] for t in added},
@@ -105,7 +106,6 @@ def tokenizer_json(folder: Path) -> str:
 def template_source(folder: Path) -> tuple[str, dict[str, str]]:
     """The chat template's source, and the variables (bos_token, …) it may print."""
     config = _json(folder / "tokenizer_config.json")
-    variables = {k: _text(v) for k, v in config.items() if k.endswith("_token") and isinstance(v, (str, dict))}
     file = folder / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.exists() else None
     source = source or _json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
@@ -114,7 +114,7 @@ def template_source(folder: Path) -> tuple[str, dict[str, str]]:
         source = by_name.get("tool_use") or by_name.get("default")
     if not source:
         raise UserError(f"{folder}: no chat template: put one into chat_template.jinja")
-    return str(source), variables
+    return str(source), special_tokens(folder)
 
 
 def _text(token: Any) -> str:
@@ -129,7 +129,14 @@ def _json(file: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _stop_ids(folder: Path, variables: Mapping[str, str]) -> list[str | int]:
+def special_tokens(folder: Path) -> dict[str, str]:
+    """bos_token, eos_token, …: the variables that the template may print."""
+    config = _json(folder / "tokenizer_config.json")
+    return {k: _text(v) for k, v in config.items() if k.endswith("_token") and isinstance(v, (str, dict))}
+
+
+def stop_tokens(folder: Path, variables: Mapping[str, str]) -> list[str | int]:
+    """Ids and tokens at which the folder's generation config says a generation ends."""
     eos = _json(folder / "generation_config.json").get("eos_token_id")
     listed = [eos] if isinstance(eos, int) else list(eos or [])
     return [*listed, *([variables["eos_token"]] if "eos_token" in variables else [])]
