@@ -99,6 +99,9 @@ class Anthropic:
     def events(self, call: ModelCall) -> AnthropicEvents:
         return AnthropicEvents(call)
 
+    def sent(self, call: ModelCall, replies: Sequence[Reply], memo: Memo) -> None:
+        """Nothing refers to an earlier answer here."""
+
     def error(self, problem: Problem) -> tuple[int, Json]:
         kind = ERROR_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
         return problem.status, {"type": "error", "error": {"type": kind, "message": problem.message}}

@@ -97,6 +97,9 @@ class Chat:
     def events(self, call: ModelCall) -> ChatEvents:
         return ChatEvents(call, int(self.clock()), _freeform(call))
 
+    def sent(self, call: ModelCall, replies: Sequence[Reply], memo: Memo) -> None:
+        """Nothing refers to an earlier answer here."""
+
     def error(self, problem: Problem) -> tuple[int, Json]:
         kind = ERROR_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
         return problem.status, {

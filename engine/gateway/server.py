@@ -244,6 +244,7 @@ class GatewayServer:
             exchange.on_gone(lambda: session.leave(asker))
             replies = await session.complete(call, listener=asker)
             exchange.on_gone(None)
+            self._sent(session, dialect, call, replies)
             await exchange.reply_json(200, dialect.reply(call, replies), headers)
         session.delivered(replies)
         self.metrics.replied(dialect.name, replies)
@@ -254,6 +255,10 @@ class GatewayServer:
         used = ("temperature", "top_p", "top_k", "seed") if trusted else ()
         ignored = [k for k in call.asked if k not in used and k not in ("tool_choice", "parallel_tool_calls")]
         return [("x-uniagent-ignored", ", ".join(sorted(ignored)))] if ignored else []
+
+    def _sent(self, session: GatewaySession, dialect: Dialect, call: ModelCall, replies: list[Reply]) -> None:
+        if session.memo is not None:  # None: it was finished meanwhile
+            dialect.sent(call, replies, session.memo[dialect.name].memo)
 
     async def _stream(
         self,
@@ -285,6 +290,7 @@ class GatewayServer:
             return []
         if exchange.status is None:
             await exchange.begin(headers=headers)
+        self._sent(session, dialect, call, outbox.replies)
         await exchange.end(outbox.take() + writer.finish(outbox.replies))
         return outbox.replies
 
