@@ -10,6 +10,7 @@ segments depend on nothing but the arguments. Knows no session, no socket, no en
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -149,16 +150,17 @@ class Codec:
         shape, tools = self.strategy.shape, call.tools
         marks = marks_for(_texts([*group, *([turn.message] if turn else [])], () if turn else tools))
         chat = as_chat(group, shape, turn.message.calls if turn else ())
+        head: list[dict[str, Json]] = []
         if turn is not None:
             calls = conversation.answered(chat, turn.message.calls, shape)
-            chat = [*stub(calls, marks.anchor, shape), *chat]
-            tools = (conversation.TOOL,) if tools else ()
-        return self._pieces(marks, chat, tools, last=1)[0], marks
+            safe = [(self.encoder.protect(id, marks), self.encoder.protect(name, marks)) for id, name in calls]
+            head, tools = stub(safe, marks.anchor, shape), (conversation.TOOL,) if tools else ()
+        return self._pieces(marks, [*head, *chat], tools, own=len(head))[0], marks
 
     def _pieces(
-        self, marks: Marks, chat: rendering.Chat, tools: Sequence[Mapping[str, Json]], last: int | None = None
+        self, marks: Marks, chat: rendering.Chat, tools: Sequence[Mapping[str, Json]], own: int = 0
     ) -> list[Piece]:
-        return rendering.pieces(self.template, self.encoder, self.strategy.ends, marks, chat, tools, last)
+        return rendering.pieces(self.template, self.encoder, self.strategy.ends, marks, chat, tools, own)
 
     def _rerendered(self, call: ModelCall, pending: Sequence[PendingMessage], turn: _Turn | None) -> Iterator[Segment]:
         """The whole conversation, its model turns replaced by what was sampled; what was seen must stand unchanged."""
@@ -242,9 +244,9 @@ def _segments(ids: Ids, inside: npt.NDArray[np.bool_]) -> Iterator[Segment]:
     """Runs of one provenance."""
     if not len(ids):
         return
-    cuts = np.flatnonzero(np.diff(inside)) + 1
-    for part, kind in zip(np.split(ids, cuts), np.split(inside, cuts), strict=True):
-        yield Segment(Provenance.CONTENT if kind[0] else Provenance.TEMPLATE, part)
+    edges = [0, *(np.flatnonzero(inside[1:] != inside[:-1]) + 1).tolist(), len(ids)]
+    for start, end in itertools.pairwise(edges):
+        yield Segment(Provenance.CONTENT if inside[start] else Provenance.TEMPLATE, ids[start:end])
 
 
 def _difference(was: Piece, now: Piece) -> str:

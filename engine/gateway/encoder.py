@@ -171,6 +171,7 @@ class Encoder:
         self._left = {t["content"] for t in added if t.get("lstrip")} & self.control
         self._right = {t["content"] for t in added if t.get("rstrip")} & self.control
         self._longest = max(map(len, self.control), default=0)
+        self._first, self._last = {t[0] for t in self.control}, {t[-1] for t in self.control}
         self._prefixes = {t[:n] for t in self.control for n in range(1, len(t))}
         self._suffixes = {t[n:] for t in self.control for n in range(1, len(t))}
         self._cores = {
@@ -194,17 +195,17 @@ class Encoder:
         while found:
             text = self.pattern.sub(lambda m: m[0][0] + marks.inside + m[0][1:] if len(m[0]) > 1 else "", text)
             found = self.pattern.search(text)
-        if not text:
-            return text
         if text in self._cores:
             return text[0] + marks.inside + text[1:]
-        for n in range(1, min(len(text), self._longest) + 1):
-            if text[:n] in self._suffixes:
-                text = marks.before + text if n == 1 else text[0] + marks.inside + text[1:]
-                break
-        for n in range(1, min(len(text), self._longest) + 1):
-            if text[-n:] in self._prefixes:
-                return text + marks.inside if n == 1 else text[: 1 - n] + marks.inside + text[1 - n :]
+        if any(c in text[: self._longest] for c in self._last):
+            for n in range(1, min(len(text), self._longest) + 1):
+                if text[:n] in self._suffixes:
+                    text = marks.before + text if n == 1 else text[0] + marks.inside + text[1:]
+                    break
+        if any(c in text[-self._longest :] for c in self._first):
+            for n in range(1, min(len(text), self._longest) + 1):
+                if text[-n:] in self._prefixes:
+                    return text + marks.inside if n == 1 else text[: 1 - n] + marks.inside + text[1 - n :]
         return text
 
     # -- whole texts

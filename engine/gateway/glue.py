@@ -33,8 +33,8 @@ class Ends:
 
 
 def stub(calls: Sequence[tuple[str, str]], mark: str, shape: Shape) -> list[dict[str, Any]]:
-    """A conversation whose last message is an assistant turn that says ``mark``. ``calls`` are (id, name) of the calls
-    that the next messages answer."""
+    """A conversation whose last message is an assistant turn that says ``mark``. ``calls`` are (id, name), safe, of the
+    calls that the next messages answer."""
     answer: dict[str, Any] = {"role": "assistant", "content": "" if calls and shape.calls else mark}
     if calls:
         argument: Json = '{"key": "' + mark + '"}' if shape.arguments == "text" else {"key": mark}

@@ -38,14 +38,15 @@ def pieces(
     marks: Marks,
     chat: Chat,
     tools: Sequence[Mapping[str, Json]],
-    last: int | None = None,
+    own: int = 0,
 ) -> list[Piece]:
-    """The pieces of a rendered conversation, or only the last few. Raises RenderError."""
+    """The pieces of a rendered conversation. The first ``own`` messages are ours, and the tools with them: a stub, whose
+    own text is left out. Raises RenderError."""
 
     def render(said: Callable[[str], str], listed: Callable[[str], str]) -> list[tuple[str | None, str]]:
-        changed = [_changed(m, said, keep) for m in chat]
-        text = template.render(changed, [transform(dict(t), listed) for t in tools], generate=True)
-        return cut_turns(text, marks, ends)[-(last or 0) :]
+        changed = [*chat[:own], *(_changed(m, said, keep) for m in chat[own:])]
+        schemas = tools if own else [transform(dict(t), listed) for t in tools]
+        return cut_turns(template.render(changed, schemas, generate=True), marks, ends)[1 if own else 0 :]
 
     def keep(text: str) -> str:
         return encoder.protect(text, marks)
@@ -59,7 +60,7 @@ def pieces(
 
     plain = render(keep, keep)
     bare = [marks.breaks.sub("", text) for _, text in plain]
-    for listed in (enclose, keep) if tools else (keep,):
+    for listed in (enclose, keep) if tools and not own else (keep,):
         try:
             found = [_spans(marks.breaks.sub("", text), marks) for _, text in render(enclose, listed)]
         except RenderError:
