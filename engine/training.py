@@ -23,6 +23,7 @@ from uniagent.engine.evaluation import evaluate
 from uniagent.engine.fingerprint import of_run, software
 from uniagent.engine.journal import Journal, Record, Use
 from uniagent.engine.learner.batch import Batch, build
+from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.node import Node
 from uniagent.engine.observe.metrics import MetricsFile, of_episodes, staleness
 from uniagent.engine.ports import Json
@@ -134,10 +135,9 @@ class Training:
 
     def _batch(self, groups: list[list[Episode]]) -> Batch:
         learner = self.node.config.learner
-        assert self.node.trainer is not None
         return build(
             groups,
-            self.node.trainer.recipe.advantage,
+            recipe(learner).advantage,
             version=self.node.version,
             max_staleness=0,
             overlong_limit=learner.overlong_limit,
