@@ -6,10 +6,11 @@ is the field with an underscore after it (``as_``). Knows no particular option.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from attrs import NOTHING, fields_dict
+from attrs import NOTHING, Attribute, fields_dict
 
 from uniagent.engine.config_values import expected, show, structure
 from uniagent.engine.errors import UserError, nearest
@@ -18,10 +19,9 @@ from uniagent.engine.ports import Json
 T = TypeVar("T")
 
 
-def options(kind: type[T], given: Mapping[str, Json], where: str) -> T:
+def options(kind: Callable[..., T], given: Mapping[str, Json], where: str) -> T:
     """``given`` as the attrs class ``kind``. Raises UserError: where, which key, its value, what is allowed."""
-    known = {name.rstrip("_"): field for name, field in fields_dict(kind).items()}  # type: ignore[arg-type]
-    types = {name.rstrip("_"): hint for name, hint in get_type_hints(kind).items()}
+    known, types = _shape(kind)
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
@@ -41,6 +41,13 @@ def options(kind: type[T], given: Mapping[str, Json], where: str) -> T:
     if missing:
         raise UserError(f"{where}: {missing[0]} is missing ({expected(types[missing[0]])})")
     return kind(**{known[name].name: value for name, value in values.items()})
+
+
+@cache
+def _shape(kind: Any) -> tuple[Mapping[str, Attribute[Any]], Mapping[str, Any]]:
+    """Fields and types by the name of their key."""
+    known = {name.rstrip("_"): field for name, field in fields_dict(kind).items()}
+    return known, {name.rstrip("_"): hint for name, hint in get_type_hints(kind).items()}
 
 
 def _not_text(value: Mapping[Any, Any], kind: Any) -> str | None:

@@ -85,10 +85,10 @@ def system() -> list[str]:
     return options
 
 
-def confine(bwrap: str, config: LocalConfig, *, work: Path, tmp: Path, run: Path, etc: Path) -> list[str]:
+def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, etc: str) -> list[str]:
     """bubblewrap's argv up to the program to run."""
-    options = [bwrap, *system(), "--proc", "/proc", "--dev", "/dev", "--ro-bind", str(etc), "/etc"]
-    options += ["--ro-bind", str(run), RUN, "--bind", str(tmp), "/tmp", "--bind", str(work), config.workdir]
+    options = [bwrap, *system(), "--proc", "/proc", "--dev", "/dev", "--ro-bind", etc, "/etc"]
+    options += ["--ro-bind", run, RUN, "--bind", tmp, "/tmp", "--bind", work, config.workdir]
     for path in config.read_only:
         options += ["--ro-bind", path, path]
     options += ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]

@@ -26,7 +26,7 @@ KINDS = {
 
 
 @contextmanager
-def directory(root: Path, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
+def directory(root: str, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
     """A descriptor of root/parts; raises OSError (ELOOP or ENOTDIR at a link)."""
     here = os.open(root, DIRECTORY)
     try:
@@ -58,7 +58,7 @@ def _read_all(fd: int, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def read(root: Path, path: PurePosixPath, limit: int) -> bytes:
+def read(root: str, path: PurePosixPath, limit: int) -> bytes:
     """At most ``limit`` bytes of a regular file."""
     with directory(root, path.parts[:-1]) as parent:
         fd = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
@@ -69,7 +69,7 @@ def read(root: Path, path: PurePosixPath, limit: int) -> bytes:
             os.close(fd)
 
 
-def write(root: Path, path: PurePosixPath, data: bytes, mode: int = 0o644) -> None:
+def write(root: str, path: PurePosixPath, data: bytes, mode: int = 0o644) -> None:
     """Make the file, and the directories above it."""
     with directory(root, path.parts[:-1], create=True) as parent:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -83,12 +83,12 @@ def write(root: Path, path: PurePosixPath, data: bytes, mode: int = 0o644) -> No
             os.close(fd)
 
 
-def make_directory(root: Path, path: PurePosixPath) -> None:
+def make_directory(root: str, path: PurePosixPath) -> None:
     with directory(root, path.parts, create=True):
         pass
 
 
-def tree(root: Path, path: PurePosixPath) -> Iterator[tuple[PurePosixPath, bytes]]:
+def tree(root: str, path: PurePosixPath) -> Iterator[tuple[PurePosixPath, bytes]]:
     """(path relative to root/path, content) of everything below that is not a directory; links and special files have
     their kind as content, files above ``LARGEST`` their size, what may not be read ``b"<unreadable>"``."""
     with directory(root, path.parts) as fd:
@@ -125,7 +125,7 @@ def _content(name: str, parent: int) -> bytes:
         os.close(fd)
 
 
-def copy_in(source: Path, root: Path, target: PurePosixPath) -> None:
+def copy_in(source: Path, root: str, target: PurePosixPath) -> None:
     """Copy a host file or tree below root; links inside the source are followed only when they are the source."""
     if source.is_dir():
         make_directory(root, target)
@@ -136,7 +136,7 @@ def copy_in(source: Path, root: Path, target: PurePosixPath) -> None:
         write(root, target, source.read_bytes(), stat.S_IMODE(source.stat().st_mode))
 
 
-def copy_out(root: Path, source: PurePosixPath, target: Path) -> None:
+def copy_out(root: str, source: PurePosixPath, target: Path) -> None:
     """Copy a regular file or a tree out to the host; links and special files are left behind."""
     with directory(root, source.parts[:-1]) as parent:
         mode = os.stat(source.name or ".", dir_fd=parent, follow_symlinks=False).st_mode
@@ -151,7 +151,7 @@ def copy_out(root: Path, source: PurePosixPath, target: Path) -> None:
         copy_out(root, source / name, target / name)
 
 
-def remove(path: Path) -> None:
+def remove(path: str) -> None:
     """Remove a tree, whatever permissions an agent left on it; missing is fine."""
     import shutil
 
@@ -167,5 +167,5 @@ def remove(path: Path) -> None:
             with suppress(OSError):
                 os.unlink(name)
 
-    if path.exists():
+    if os.path.lexists(path):
         shutil.rmtree(path, onerror=unlock)

@@ -31,11 +31,10 @@ START = "exec 2>/dev/null; set -m; trap : HUP INT QUIT TERM PIPE ALRM USR1 USR2 
 
 
 class Started:
-    """One process that init started: our ends of its pipes, and its id inside the sandbox."""
+    """One process that init started: our ends of its pipes, its ids inside the sandbox and on the host."""
 
-    def __init__(self, inner: int, fds: list[int]) -> None:
-        self.inner = inner
-        self.fds = fds
+    def __init__(self, inner: int, pid: int | None, fds: list[int]) -> None:
+        self.inner, self.pid, self.fds = inner, pid, fds
 
     def close(self) -> None:
         close_all(self.fds)
@@ -45,7 +44,7 @@ class Init:
     """A running sandbox seen as its first process."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, run: Path, inner_run: str, limits: str
+        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str, run: str, inner_run: str, limits: str
     ) -> None:
         """``run`` is the host directory that the sandbox sees as ``inner_run``; ``limits`` is shell that sets resource
         limits. Must be called on the main thread: the confinement ends with the thread that started it."""
@@ -65,7 +64,8 @@ class Init:
         self.owed = 0  # answers not read yet, those of cancelled requests included
         self.lock = trio.Lock()
         self.count = 0
-        self.spawned: set[int] = set()  # ids inside the sandbox of what it started
+        self.pid: int | None = self.process.pid if self.direct else None  # of the first process inside, on the host
+        self.spawned: set[int] = set()  # host ids of what it started
         self.closed = False
 
     async def ask(self, request: str, *, timeout_s: float = 30.0) -> str:
@@ -123,12 +123,12 @@ class Init:
         opened = [f"10<{self._inside(feed_name)}" if feed else "10</dev/null"]
         try:
             if feed:
-                (self.host_run / feed_name).write_bytes(feed)
+                Path(self.host_run, feed_name).write_bytes(feed)
             for number, (name, pipe) in enumerate(zip(names, pipes, strict=True), start=11):
-                os.mkfifo(self.host_run / name, 0o600)
+                os.mkfifo(f"{self.host_run}/{name}", 0o600)
                 # the writing end is opened O_RDWR, which does not wait for the reader
                 mode = os.O_RDWR if pipe == "in" else os.O_RDONLY
-                ours.append(os.open(self.host_run / name, mode | os.O_NONBLOCK | os.O_CLOEXEC))
+                ours.append(os.open(f"{self.host_run}/{name}", mode | os.O_NONBLOCK | os.O_CLOEXEC))
                 opened.append(f"{number}{'<' if pipe == 'in' else '>'}{self._inside(name)}")
             closing = " ".join(f"{number}>&-" for number in range(10, 11 + len(names)))
             answer = await self.ask(
@@ -143,28 +143,25 @@ class Init:
         finally:
             for name in (*names, feed_name):
                 with suppress(FileNotFoundError):
-                    os.unlink(self.host_run / name)
-        self.spawned.add(int(answer))
-        return Started(int(answer), ours)
+                    os.unlink(f"{self.host_run}/{name}")
+        pid = next((p for p in self.strays() if inner_pid(p) == int(answer)), None)
+        if pid is not None:
+            self.spawned.add(pid)
+        return Started(int(answer), pid, ours)
 
     def _inside(self, name: str) -> str:
         return shlex.quote(f"{self.inner_run}/{name}")
 
-    def host_pid(self) -> int | None:
-        """Host id of the first process inside; None when it is gone or not there yet."""
-        if self.process.poll() is not None:
-            return None
-        return self.process.pid if self.direct else next(iter(children(self.process.pid)), None)
-
-    def host_pid_of(self, inner: int) -> int | None:
-        """Host id of a process it started."""
-        first = self.host_pid()
-        return next((pid for pid in children(first) if inner_pid(pid) == inner), None) if first else None
-
     def strays(self) -> list[int]:
         """Host ids of init's children that it did not start itself: processes whose parents ended."""
-        first = self.host_pid()
-        return [pid for pid in children(first) if inner_pid(pid) not in self.spawned] if first else []
+        first = self._first()
+        return [pid for pid in children(first) if pid not in self.spawned] if first else []
+
+    def _first(self) -> int | None:
+        """Host id of the first process inside; None while it is not there yet."""
+        if self.pid is None:
+            self.pid = next(iter(children(self.process.pid)), None)
+        return self.pid
 
     async def exit_code(self, started: Started) -> int:
         """Exit status of something that has ended."""
@@ -175,13 +172,11 @@ class Init:
         if self.closed:
             return
         self.closed = True
-        if first := self.host_pid():
+        if self.process.poll() is None:
             if self.direct:
-                kill_trees([first])
+                kill_trees([self.process.pid])
             else:
-                send([first], signal.SIGKILL)
-        elif self.process.poll() is None:
-            self.process.kill()
+                send([self._first() or self.process.pid], signal.SIGKILL)
         for fd in (self.requests, self.replies):
             trio.lowlevel.notify_closing(fd)
         for stream in (self.process.stdin, self.process.stdout):

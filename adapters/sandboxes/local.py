@@ -4,7 +4,7 @@ Invariants: what ``open`` gives is closed when its block ends, whatever happened
 waits, processes and files are gone when the provider is; a node that dies leaves a labelled folder that the next
 provider removes. No command ever runs unconfined unless the config says so.
 
-Starting costs about 4 ms of CPU, most of it the kernel's: a sandbox starts in the background of whoever opened
+Starting costs about 5 ms of CPU, most of it the kernel's: a sandbox starts in the background of whoever opened
 it, and with ``warm`` some of each kind stand ready.
 """
 
@@ -19,14 +19,16 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 
-from uniagent.adapters.sandboxes import bwrap, hostfiles
+from uniagent.adapters.options import options
+from uniagent.adapters.sandboxes import bwrap
 from uniagent.adapters.sandboxes.config import LocalConfig, local_config
-from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox
-from uniagent.adapters.sandboxes.node_dir import NodeFolder, reap, root_folder
+from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox, Place
+from uniagent.adapters.sandboxes.node_dir import MARK, NodeFolder, reap, root_folder
 from uniagent.adapters.sandboxes.processes import marked, send
-from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.config import key
+from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Json
 
 log = logging.getLogger(__name__)
@@ -38,27 +40,27 @@ BURIAL_S = 10.0
 class ProviderOptions:
     """What a run sets for all its local sandboxes, beside the defaults of their own keys."""
 
-    warm: int = 8  # sandboxes of a kind kept started and unused
-    root: str | None = None  # folder for their files; default: a private one in the system's temporary directory
-    bwrap: str | None = None  # path of bubblewrap; default: the installed one
+    warm: int = key(8, "sandboxes of a kind kept started and unused", at_least=0)
+    storage: str = key(
+        "disk", "where their files are: disk, or memory (small files: quicker)", choices=("disk", "memory")
+    )
+    root: str | None = key(None, "folder for their files; left out: a private one in the temporary directory")
+    bwrap: str | None = key(None, "path of bubblewrap; left out: the installed one")
 
 
 class LocalProvider:
     """``engine.ports.SandboxProvider`` named local; an async context manager run by the node."""
 
-    def __init__(self, options: Mapping[str, Json] | None = None) -> None:
-        """``options`` are [sandbox.options.local]: ProviderOptions, and defaults of every sandbox. Raises UserError."""
-        given = dict(options or {})
-        names = [a for a in ("warm", "root", "bwrap") if a in given]
-        self.options = ProviderOptions(**{name: given.pop(name) for name in names})
-        if not isinstance(self.options.warm, int) or self.options.warm < 0:
-            raise UserError(f"sandbox.options.local.warm = {self.options.warm!r}: must be a whole number, 0 or more")
-        self.own = set(names)
-        self.defaults = given
-        local_config(given)
+    def __init__(self, given: Mapping[str, Json] | None = None) -> None:
+        """``given`` is [sandbox.options.local]: ProviderOptions, and defaults of every sandbox. Raises UserError."""
+        own = {name: value for name, value in (given or {}).items() if name in fields_dict(ProviderOptions)}
+        self.options = options(ProviderOptions, own, "[sandbox.options.local]")
+        self.defaults = {name: value for name, value in (given or {}).items() if name not in own}
+        local_config(self.defaults)
         self.folder: NodeFolder | None = None
         self.program: str | None = None
         self.started_once = False
+        self.count = 0
         self.warm: OrderedDict[str, tuple[LocalConfig, deque[LocalSandbox]]] = OrderedDict()
         self.retired: list[LocalSandbox] = []
         self.asked = trio.Event()
@@ -67,11 +69,12 @@ class LocalProvider:
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> LocalProvider:
-        root = root_folder(self.options.root)
-        for label in await trio.to_thread.run_sync(reap, root):
-            log.warning("removed what a node that crashed left behind: %s", root / label)
+        fast = root_folder(fast=True)
+        root = fast if self.options.storage == "memory" and not self.options.root else root_folder(self.options.root)
+        for label in await trio.to_thread.run_sync(lambda: [*reap(root), *reap(fast)]):
+            log.warning("removed what a node that crashed left behind: %s", label)
         _raise_descriptor_limit()
-        self.folder = NodeFolder(root)
+        self.folder, self.pipes = NodeFolder(root), NodeFolder(fast)
         bwrap.make_etc(self.folder.path / "etc")
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
@@ -94,6 +97,7 @@ class LocalProvider:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + BURIAL_S):
                 await self._bury_retired()
             self.folder.close()
+            self.pipes.close()
             self.folder = None
 
     # ------------------------------------------------------------ opening and closing
@@ -103,7 +107,7 @@ class LocalProvider:
         """One sandbox. Raises UserError for a config that cannot work here, InfraError when this one fails."""
         if self.folder is None:
             raise RuntimeError("the local sandbox provider is not running: open it with `async with provider:` first")
-        section = {name: value for name, value in config.items() if name not in self.own}
+        section = {name: value for name, value in config.items() if name not in fields_dict(ProviderOptions)}
         box = await self._take(local_config({**self.defaults, **section}))
         try:
             yield box
@@ -139,13 +143,12 @@ class LocalProvider:
         program: str | None = None
         if config.isolation == "bwrap":
             self.program = program = self.program or self.options.bwrap or bwrap.find_bwrap()
-        folder = self.folder.new()
+        self.count += 1
+        place = Place(self.folder.path, self.pipes.path, self.count)
         try:
-            return LocalSandbox(
-                folder, f"{self.folder.path.name}/{folder.name}", config, program, self.folder.path / "etc"
-            )
+            return LocalSandbox(place, config, program)
         except OSError as problem:
-            hostfiles.remove(folder)
+            place.remove()
             raise InfraError(f"a sandbox could not be started: {problem}") from problem
 
     async def _first_answer(self, box: LocalSandbox) -> None:
@@ -174,7 +177,9 @@ class LocalProvider:
             boxes = list(self.retired)
             for box in boxes:
                 if not await box.init.wait(BURIAL_S):
-                    log.error("a process of sandbox %s does not die; its folder is left to the next start", box.folder)
+                    log.error(
+                        "a process of sandbox %s does not die; its folder is left to the next start", box.place.folder
+                    )
             await trio.to_thread.run_sync(_remove_all, boxes)
             del self.retired[: len(boxes)]
 
@@ -218,9 +223,9 @@ class LocalProvider:
 def _remove_all(boxes: list[LocalSandbox]) -> None:
     for box in boxes:
         if box.init.direct:
-            send(marked(box.mark), signal.SIGKILL)
+            send(marked(f"{MARK}={box.place.label}".encode()), signal.SIGKILL)
         with suppress(OSError):  # a process that would not die may still write: reaped at the next start
-            hostfiles.remove(box.folder)
+            box.place.remove()
 
 
 def _raise_descriptor_limit() -> None:

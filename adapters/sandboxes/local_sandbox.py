@@ -6,6 +6,7 @@ Knows one sandbox's life and no other's; who starts and buries it is ``local``.
 from __future__ import annotations
 
 import errno
+import os
 import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 import trio
+from attrs import frozen
 
 from uniagent.adapters.sandboxes import bwrap, hostfiles
 from uniagent.adapters.sandboxes.config import LocalConfig
@@ -28,30 +30,58 @@ EXEC = "( cd -- {cwd} && exec {argv} ) <&10 >&11 2>&12 10<&- 11>&- 12>&- 13>&-; 
 TREE_BATCH = 64  # files read before other tasks get a turn
 
 
+@frozen
+class Place:
+    """Where one sandbox keeps its files and its pipes on the host."""
+
+    node: Path
+    node_pipes: Path
+    number: int
+
+    @property
+    def folder(self) -> str:
+        return f"{self.node}/{self.number}"
+
+    @property
+    def pipes(self) -> str:
+        return f"{self.node_pipes}/{self.number}"
+
+    @property
+    def etc(self) -> str:
+        return f"{self.node}/etc"
+
+    @property
+    def label(self) -> str:
+        return f"{self.node.name}/{self.number}/"
+
+    def remove(self) -> None:
+        hostfiles.remove(self.folder)
+        hostfiles.remove(self.pipes)
+
+
 class LocalSandbox:
     """``engine.ports.Sandbox`` on this machine. The file methods raise OSError as the calls of the same name do; a
     symbolic link is never followed (ELOOP)."""
 
-    def __init__(self, folder: Path, label: str, config: LocalConfig, program: str | None, etc: Path) -> None:
+    def __init__(self, place: Place, config: LocalConfig, program: str | None) -> None:
         """``program`` is bubblewrap's path, None for isolation none. On the main thread (see ``Init``)."""
-        self.folder, self.config = folder, config
-        work, tmp, run = (folder / name for name in ("work", "tmp", "run"))
-        for path in (work, tmp, run):
-            path.mkdir(mode=0o755)
+        self.place, self.config = place, config
+        work, tmp, run = f"{place.folder}/work", f"{place.folder}/tmp", place.pipes
+        for path in (place.folder, work, tmp, run):
+            os.mkdir(path, 0o755)
         if program is None:
+            argv, inner_run, home = list(BASH), run, tmp
             self.workdir = PurePosixPath(work)
-            argv, inner_run, home = list(BASH), str(run), str(tmp)
-            self.mounts = {self.workdir: work}
+            self.mounts = {work: work}
         else:
-            self.workdir = PurePosixPath(config.workdir)
-            argv = [*bwrap.confine(program, config, work=work, tmp=tmp, run=run, etc=etc), *BASH]
+            argv = [*bwrap.confine(program, config, work=work, tmp=tmp, run=run, etc=place.etc), *BASH]
             inner_run, home = bwrap.RUN, "/tmp"
-            self.mounts = {self.workdir: work, PurePosixPath("/tmp"): tmp}
-        self.mark = f"{MARK}={label}/".encode()
-        env = {**bwrap.environment(config, home=home, tmp=home), **({} if program else {MARK: f"{label}/"})}
+            self.workdir = PurePosixPath(config.workdir)
+            self.mounts = {str(self.workdir): work, "/tmp": tmp}
         self.plant(config.files)
+        env = {**bwrap.environment(config, home=home, tmp=home), **({} if program else {MARK: place.label})}
         self.init = Init(argv, env, cwd=work, run=run, inner_run=inner_run, limits=bwrap.limits(config))
-        self._shell = LocalShell(self.init, str(self.workdir), config.output_bytes)
+        self._shell = LocalShell(self.init, config.output_bytes)
 
     def plant(self, files: Mapping[str, str]) -> None:
         """Write the config's files."""
@@ -98,8 +128,8 @@ class LocalSandbox:
                 told = await collector.collect({out_fd: out, err_fd: err})
                 code = int(told or 128 + 9)  # nothing told: its watcher was killed
             finally:
-                if code is None and (pid := self.init.host_pid_of(started.inner)):
-                    kill_trees([pid])
+                if code is None and started.pid:
+                    kill_trees([started.pid])
                 collector.close()
                 started.close()
         (output, dropped), (errors, dropped_errors) = out.finish(), err.finish()
@@ -107,17 +137,17 @@ class LocalSandbox:
 
     # ------------------------------------------------------------ files
 
-    def _locate(self, path: PurePosixPath) -> tuple[Path, PurePosixPath] | None:
+    def _locate(self, path: PurePosixPath) -> tuple[str, PurePosixPath] | None:
         """(host directory, path below it) behind a path of the sandbox; None when it is not one of ours."""
-        whole = PurePosixPath(posixpath.normpath(self.workdir / path))
+        whole = posixpath.normpath(self.workdir / path)
         for mount, host in self.mounts.items():
-            if whole.is_relative_to(mount):
-                return host, whole.relative_to(mount)
+            if whole == mount or whole.startswith(f"{mount}/"):
+                return host, PurePosixPath(whole[len(mount) + 1 :])
         return None
 
-    def _own(self, path: PurePosixPath) -> tuple[Path, PurePosixPath]:
+    def _own(self, path: PurePosixPath) -> tuple[str, PurePosixPath]:
         if (found := self._locate(path)) is None:
-            places = " and ".join(map(str, self.mounts))
+            places = " and ".join(self.mounts)
             raise OSError(errno.EXDEV, f"not in {places}, the sandbox's own directories", str(path))
         return found
 

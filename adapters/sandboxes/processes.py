@@ -14,13 +14,21 @@ from contextlib import suppress
 def children(pid: int) -> list[int]:
     """Host ids of the direct children of every thread of a process; empty when it is gone."""
     found: list[int] = []
-    try:
+    with suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except (FileNotFoundError, ProcessLookupError):
-        pass
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
     return found
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = [os.read(fd, 1 << 16)]
+        while pieces[-1]:
+            pieces.append(os.read(fd, 1 << 16))
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
 
 
 def descendants(roots: Iterable[int]) -> Iterator[int]:
@@ -32,13 +40,9 @@ def descendants(roots: Iterable[int]) -> Iterator[int]:
 
 def inner_pid(pid: int) -> int | None:
     """The id a process has in its own pid namespace; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"NSpid:"):
-                    return int(line.split()[-1])
-    except (FileNotFoundError, ProcessLookupError):
-        pass
+    with suppress(FileNotFoundError, ProcessLookupError):
+        _, found, rest = _read(f"/proc/{pid}/status").partition(b"\nNSpid:")
+        return int(rest.partition(b"\n")[0].split()[-1]) if found else None
     return None
 
 
@@ -67,7 +71,7 @@ def marked(prefix: bytes) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-                if any(variable.startswith(prefix) for variable in file.read().split(b"\0")):
+            with suppress(OSError):
+                if any(variable.startswith(prefix) for variable in _read(f"/proc/{entry}/environ").split(b"\0")):
                     found.append(int(entry))
     return found

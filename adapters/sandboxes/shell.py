@@ -28,8 +28,8 @@ POLITE_ROUNDS, ROUNDS, ROUND_S = 3, 12, 0.1  # of interrupting; killing starts a
 class LocalShell:
     """``engine.ports.Shell`` over an ``Init``. Commands of concurrent callers run one after another."""
 
-    def __init__(self, init: Init, workdir: str, output_bytes: int) -> None:
-        self.init, self.workdir, self.output_bytes = init, workdir, output_bytes
+    def __init__(self, init: Init, output_bytes: int) -> None:
+        self.init, self.output_bytes = init, output_bytes
         self.lock = trio.Lock()
         self.started: Started | None = None
         self.collector: Collector | None = None
@@ -40,7 +40,7 @@ class LocalShell:
 
     async def start(self) -> None:
         self.started = await self.init.spawn(PROGRAM, ("in", "out", "status"))
-        self.pid = self.init.host_pid_of(self.started.inner)
+        self.pid = self.started.pid
         self.collector = Collector(self.started.fds[2], [self.started.fds[1]])
         await write_all(self.started.fds[0], SETUP.encode())
 
