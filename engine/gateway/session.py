@@ -19,7 +19,7 @@ import trio
 from attrs import asdict, define, evolve, field, frozen
 
 from uniagent.engine.gateway.attempt import Attempt, Listener
-from uniagent.engine.gateway.encoder import Unencodable
+from uniagent.engine.gateway.codec import Break, Codec
 from uniagent.engine.gateway.record import Requests
 from uniagent.engine.messages import Delta, ModelCall, Problem, Reply, Usage
 from uniagent.engine.ports import (
@@ -32,12 +32,11 @@ from uniagent.engine.ports import (
     Sampling,
     SessionSampling,
 )
+from uniagent.engine.trajectory.nodes import Node, Pending, Place
 from uniagent.engine.trajectory.types import Export, Sampled, Segment
 
 if TYPE_CHECKING:
-    from uniagent.engine.gateway.codec import Codec
     from uniagent.engine.gateway.decoder import Decoded
-    from uniagent.engine.trajectory.nodes import Node, Place
     from uniagent.engine.trajectory.tree import TurnTree
 
 OFFLOAD_CHARACTERS = 2000  # new content longer than this is encoded off the loop
@@ -177,16 +176,20 @@ class GatewaySession:
         place = self.tree.locate(call, trio.current_time())
         if place.known_delta is not None:
             return place, place.known_delta
-        codec = self.parts.codec
         try:
-            if sum(len(p.message.text) + len(p.message.reasoning) for p in place.pending) > OFFLOAD_CHARACTERS:
-                delta = await self.parts.offload(codec.delta, call, place.pending, place.anchor)
-                self._check_open()
-            else:
-                delta = codec.delta(call, place.pending, place.anchor)
-        except Unencodable as problem:
-            raise Problem(400, "unencodable", str(problem)) from problem
-        return place, delta
+            return place, await self._delta(call, place)
+        except Break:
+            place = _from_the_root(place, self.tree.root)
+            return place, await self._delta(call, place)
+
+    async def _delta(self, call: ModelCall, place: Place) -> tuple[Segment, ...]:
+        codec = self.parts.codec
+        new = sum(len(p.message.text) + len(p.message.reasoning) for p in place.pending)
+        if new <= OFFLOAD_CHARACTERS:
+            return codec.delta(call, place.pending, place.anchor)
+        delta: tuple[Segment, ...] = await self.parts.offload(codec.delta, call, place.pending, place.anchor)
+        self._check_open()
+        return delta
 
     def _check_open(self) -> None:
         if self._closing:
@@ -281,6 +284,7 @@ class GatewaySession:
             ended = trio.current_time()
             self.engine_s += ended - started
         if generation is None or (attempt.cause and not len(generation.token_ids)):
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise Problem(499, "ended", "the request was ended before its first token")
         decoded = decoder.finish(generation.finish.value)
         for piece in decoded.deltas:
@@ -349,6 +353,16 @@ class _Deltas:
     delta: Callable[[Delta], None]
 
     def started(self, reply_id: str, prompt_tokens: int) -> None: ...
+
+
+def _from_the_root(place: Place, root: Node) -> Place:
+    """The same request as a chain of its own: answers it echoes enter as their sampled ids, none is trained twice."""
+    path = place.node.path()[1:]
+    messages = place.call.messages
+    known = [Pending(m, (n, n.acted.size) if n.action else n.moved) for m, n in zip(messages, path, strict=False)]
+    pending = (*known, *(p for p in place.fresh if p.message is not place.tools))
+    fresh = (Pending(place.tools), *pending)
+    return evolve(place, node=root, pending=pending, fresh=fresh, others=(), resumed=None)
 
 
 def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attempt: Attempt) -> Sampled:

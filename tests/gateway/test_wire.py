@@ -23,9 +23,7 @@ bodies = st.tuples(objects, st.lists(objects, max_size=5), objects)
 
 def dumped(parts: tuple[dict, list, dict], *, ascii: bool, indent: int | None) -> bytes:
     head, items, tail = parts
-    return json.dumps({**head, "messages": items, **tail}, ensure_ascii=ascii, indent=indent).encode(
-        "utf-8", "replace"
-    )
+    return json.dumps({**head, "messages": items, **tail}, ensure_ascii=ascii, indent=indent).encode("utf-8", "replace")
 
 
 @settings(max_examples=300, deadline=None)
