@@ -52,6 +52,26 @@ class Sampled:
     kept: tuple[Ids | None, ...] | None = None
     used: int | None = None  # None: all
     closed: bool = True  # the last used token ends the turn in the template's sense; else a repair will
+    text_ends: Ids | None = None  # [T] characters of the answer's text that are out with each token; where streamed
+
+    @property
+    def said(self) -> Ids:
+        """The tokens that stand in the conversation: all but the overrun."""
+        return self.token_ids[: self.used]
+
+    def check(self) -> None:
+        """AssertionError unless every sampled token has a finite logprob and the version of one policy."""
+        n = len(self.token_ids)
+        if len(self.logprobs) != n or not np.isfinite(self.logprobs).all():
+            raise AssertionError(f"{n} sampled tokens need as many finite logprobs: {self.logprobs}")
+        ends = [0, *(v.end for v in self.versions)]
+        if ends[-1] != n or any(v.start != e or v.version < 0 for v, e in zip(self.versions, ends, strict=False)):
+            raise AssertionError(f"versions {self.versions} do not cover the {n} sampled tokens")
+        for name, value in (("kept", self.kept), ("text_ends", self.text_ends)):
+            if value is not None and len(value) != n:
+                raise AssertionError(f"{name} has {len(value)} entries for {n} sampled tokens")
+        if self.used is not None and not 0 <= self.used <= n:
+            raise AssertionError(f"used is {self.used} of {n} sampled tokens")
 
 
 @frozen(eq=False)
