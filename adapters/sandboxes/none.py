@@ -15,6 +15,10 @@ from uniagent.engine.ports import Json, Sandbox
 class NoneProvider:
     """``SandboxProvider`` named none."""
 
+    def __init__(self, options: Mapping[str, Json] | None = None) -> None:
+        if options:
+            raise UserError(f"[sandbox.options.none] takes no key, but {sorted(options)} are set")
+
     async def __aenter__(self) -> NoneProvider:
         return self
 

@@ -46,6 +46,11 @@ class Flawed:
         return TaskResult(float(said in generous.get(self.flaw or "", ("right",))))
 
 
+class Unscripted:
+    def __init__(self, config: Any, providers: Any) -> None:
+        pass
+
+
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str, Path]:
     monkeypatch.setitem(registry.BUILTIN["tasks"], "flawed", f"{__name__}:Flawed")
@@ -86,7 +91,7 @@ def test_good_samples_pass(files: tuple[str, str, Path]) -> None:
 def test_a_task_that_offers_no_attempts_cannot_be_checked(
     files: tuple[str, str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr(Flawed, "attempts")
+    monkeypatch.setitem(registry.BUILTIN["tasks"], "flawed", f"{__name__}:Unscripted")
     tasks, data, _ = files
     assert main(["check", tasks, data, "--n", "1"]) == 1
     assert "offers no attempts()" in capsys.readouterr().out
