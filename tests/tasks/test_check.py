@@ -74,7 +74,7 @@ def test_each_flaw_is_named_and_its_sample_kept_apart(
     assert problems == {
         "easy": ["nothing: earns 1 and counts as success", "guess: earns 1 and counts as success"],
         "gullible": ["guess: earns 1 and counts as success"],
-        "impossible": ["oracle: earns 0 and counts as failure"],
+        "impossible": ["oracle: does not succeed"],
         "unstable": ["guess: the verifier changes its mind: rewards [0.0, 1.0, 0.0]"],
         "no oracle": ["no oracle: nothing shows that it can be solved"],
     }
