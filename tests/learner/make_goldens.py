@@ -1,7 +1,8 @@
 """Makes goldens.json: what verl 0.9.1 and trl 1.16.0 compute for losses, corrections and advantages, in float64.
 
-Run it in an environment with the ``oracles`` extra: ``python tests/learner/make_goldens.py``. Two independent programs
-give the values that ``test_goldens.py`` holds ours against; CI needs neither of them.
+Two independent programs give the values that ``test_goldens.py`` holds ours against; CI needs neither of them. To make
+them again: ``pip install '.[oracles]' && pip install --no-deps verl==0.9.1 && python tests/learner/make_goldens.py``
+(verl pins an older transformers, which what is used here does not need).
 """
 
 from __future__ import annotations
