@@ -8,6 +8,7 @@ up. Knows no particular task, and nothing of training.
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from attrs import evolve
 
 from uniagent.engine.accelerator import AcceleratorError
 from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.messages import ModelCall, Problem, Reply
 from uniagent.engine.ports import (
     Agent,
     AgentResult,
@@ -30,6 +32,7 @@ from uniagent.engine.ports import (
 from uniagent.engine.registry import load
 from uniagent.tasks.config import TaskConfig, merge
 
+log = logging.getLogger(__name__)
 Setup = Callable[[Sandbox], Awaitable[None]]
 Verify = Callable[[Sandbox, AgentResult], Awaitable[TaskResult]]
 
@@ -53,7 +56,7 @@ async def run_episode(
             verified = trio.current_time()
             timings = {"agent_s": ended - ready, "verify_s": verified - ended}
     except* (InfraError, OSError) as problems:
-        result = result or infra_failure("the sandbox failed", problems)
+        result = result or infra_failure("infrastructure failed", problems)
     assert result is not None
     timings["sandbox_s"] = trio.current_time() - started - sum(timings.values())
     return evolve(result, metrics={**result.metrics, **timings})
@@ -82,13 +85,31 @@ async def _act(agent: Agent, config: TaskConfig, sandbox: Sandbox, model: ModelE
     limit_s = config.agent.timeout_s
     try:
         with trio.move_on_after(math.inf if limit_s is None else limit_s):
-            return await agent.run(config.messages, sandbox, model)
+            return await agent.run(config.messages, sandbox, _guarded(model))
     except Exception as problem:  # an agent is other people's code: its crash is its own failure, and is recorded
         if _not_the_agents(problem):
             raise
         account = "".join(traceback.format_exception(problem))
         return AgentResult(False, info={"error": f"the agent crashed: {cause(problem)}", "traceback": account})
     return AgentResult(False, info={"error": f"the agent was stopped at agent.timeout_s = {limit_s:g} s"})
+
+
+def _guarded(model: ModelEndpoint) -> ModelEndpoint:
+    """The endpoint, where a request that breaks (and is not refused, by a Problem) is infrastructure."""
+    if (complete := model.complete) is None:
+        return model
+
+    async def guarded(call: ModelCall) -> Reply:
+        try:
+            reply: Reply = await complete(call)
+        except Exception as problem:
+            if isinstance(problem, Problem) or _not_the_agents(problem):
+                raise
+            log.exception("a model request failed")
+            raise InfraError(f"a model request failed: {cause(problem)}") from problem
+        return reply
+
+    return evolve(model, complete=guarded)
 
 
 async def _judge(verify: Verify, config: TaskConfig, sandbox: Sandbox, acted: AgentResult) -> TaskResult:

@@ -13,6 +13,7 @@ import trio.testing
 from uniagent.engine import registry
 from uniagent.engine.accelerator import AcceleratorError
 from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.messages import ModelCall, Problem
 from uniagent.engine.ports import AgentResult, Failure, ModelEndpoint, TaskResult
 from uniagent.tasks import TaskConfigResolver
 from uniagent.tasks.base import run_episode
@@ -112,7 +113,7 @@ async def test_a_lost_sandbox_is_infrastructure(stage: str) -> None:
     world = World(**{stage: InfraError("no space left")})
     result = await play(world)
     assert result.failure is Failure.INFRA
-    assert result.details["error"] == "the sandbox failed: uniagent.engine.errors.InfraError: no space left"
+    assert result.details["error"] == "infrastructure failed: uniagent.engine.errors.InfraError: no space left"
     assert "verify" not in world.log
     assert ("close" in world.log) == (stage != "open")
 
@@ -161,6 +162,30 @@ async def test_a_mistake_of_the_user_goes_on_up_and_the_sandbox_is_closed(stage:
 async def test_a_dead_engine_goes_on_up() -> None:
     with pytest.raises(AcceleratorError):
         await play(World(agent=AcceleratorError("crashed")))
+
+
+async def test_a_broken_gateway_is_not_the_agents_fault_but_a_refused_request_is() -> None:
+    class Asks(FakeAgent):
+        async def run(self, prompt: Any, sandbox: World, model: ModelEndpoint) -> AgentResult:
+            assert model.complete is not None
+            return await model.complete(ModelCall(()))  # type: ignore[no-any-return]
+
+    async def ask(error: Exception) -> TaskResult:
+        async def complete(call: ModelCall) -> None:
+            raise error
+
+        FakeAgent.world = world = World()
+        config = TaskConfigResolver([{"name": "t"}]).resolve({"name": "t"}, dict.fromkeys(ENDPOINT, "x"))
+        endpoint = ModelEndpoint("", "", "", complete=complete)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("uniagent.tasks.base.load", lambda kind, name: Asks)
+            return await run_episode(config, world, endpoint, setup=world.setup, verify=world.verify)
+
+    broken = await ask(KeyError("bug"))
+    assert broken.failure is Failure.INFRA
+    assert "a model request failed: KeyError: 'bug'" in broken.details["error"]
+    refused = await ask(Problem(400, "bad_request", "no"))
+    assert (refused.failure, refused.reward) == (Failure.AGENT, 1.0)
 
 
 async def test_cancelling_the_session_closes_the_sandbox(autojump_clock: trio.testing.MockClock) -> None:
