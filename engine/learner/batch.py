@@ -71,6 +71,7 @@ class Batch:
     sessions: tuple[str, ...]
     version: int  # the learner's policy version, which ages are relative to
     ledger: BatchLedger
+    uses: Mapping[str, Mapping[str, int]] = field(factory=dict)  # session -> where its trainable tokens went
 
     @property
     def tokens(self) -> int:
@@ -91,30 +92,30 @@ def build(
     length penalty to the rewards. Raises ValueError for a sampled token at temperature 0, which has no gradient."""
     ordered = sorted((sorted(g, key=lambda e: e.replica) for g in groups if g), key=lambda g: g[0].sample)
     tokens = _Tokens(version)
-    discarded: Counter[str] = Counter()
-    trainable = 0
+    uses: dict[str, Counter[str]] = {}
     for number, group in enumerate(ordered):
         counts = np.array([e.counts for e in group])
         rewards = np.array([_reward(e, overlong_limit, overlong_buffer) for e in group])
         base = advantages(rewards, counts, kind)
         signal = any(e.counts and (a or any(e.result.step_rewards)) for e, a in zip(group, base, strict=True))
         for episode, advantage in zip(group, base, strict=True):
+            use = uses.setdefault(episode.session, Counter())
             for trajectory in episode.export.trajectories:
                 mask = trajectory.loss_mask
-                trainable += int(mask.sum())
-                old = (
-                    mask & (version - trajectory.versions > max_staleness)
-                    if max_staleness is not None
-                    else mask & False
-                )
                 cause = "infra" if not episode.counts else "no_signal" if not signal else None
                 if cause:
-                    discarded[cause] += int(mask.sum())
+                    use[cause] += int(mask.sum())
                     continue
-                discarded["stale"] += int(old.sum())
+                old = mask & (version - trajectory.versions > (np.inf if max_staleness is None else max_staleness))
+                use["stale"] += int(old.sum())
+                use["trained"] += int((mask & ~old).sum())
                 tokens.add(episode, trajectory, mask & ~old, float(advantage), number)
-    lost = {cause: n for cause, n in discarded.items() if n}
-    return tokens.batch(BatchLedger(trainable, trainable - sum(lost.values()), lost))
+    lost = {cause: n for cause, n in sum(uses.values(), Counter[str]()).items() if n}
+    trained = lost.pop("trained", 0)
+    return tokens.batch(
+        BatchLedger(trained + sum(lost.values()), trained, lost),
+        {session: {cause: n for cause, n in use.items() if n} for session, use in uses.items()},
+    )
 
 
 def _reward(episode: Episode, limit: int, buffer: int) -> float:
@@ -162,7 +163,7 @@ class _Tokens:
         self.kept += [kept[i] for i in where]
         self.rows.append(rows[where])
 
-    def batch(self, ledger: BatchLedger) -> Batch:
+    def batch(self, ledger: BatchLedger, uses: Mapping[str, Mapping[str, int]]) -> Batch:
         rows = np.concatenate(self.rows)
         return Batch(
             chains=tuple(self.chains),
@@ -176,6 +177,7 @@ class _Tokens:
             sessions=tuple(self.sessions),
             version=self.version,
             ledger=ledger,
+            uses=uses,
         )
 
 
