@@ -8,7 +8,6 @@ up. Knows no particular task, and nothing of training.
 
 from __future__ import annotations
 
-import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable
@@ -32,7 +31,6 @@ from uniagent.engine.ports import (
 from uniagent.engine.registry import load
 from uniagent.tasks.config import TaskConfig, merge
 
-log = logging.getLogger(__name__)
 Setup = Callable[[Sandbox], Awaitable[None]]
 Verify = Callable[[Sandbox, AgentResult], Awaitable[TaskResult]]
 
@@ -70,7 +68,9 @@ def open_sandbox(config: TaskConfig, providers: Providers) -> AbstractAsyncConte
 
 def infra_failure(what: str, problem: BaseException) -> TaskResult:
     """An episode that cannot be scored, through no fault of the agent."""
-    return TaskResult(0.0, failure=Failure.INFRA, details={"error": f"{what}: {cause(problem)}"})
+    account = "".join(traceback.format_exception(problem))
+    details = {"error": f"{what}: {cause(problem)}", "traceback": account}
+    return TaskResult(0.0, failure=Failure.INFRA, details=details)
 
 
 def cause(problem: BaseException) -> str:
@@ -105,7 +105,6 @@ def _guarded(model: ModelEndpoint) -> ModelEndpoint:
         except Exception as problem:
             if isinstance(problem, Problem) or _not_the_agents(problem):
                 raise
-            log.exception("a model request failed")
             raise InfraError(f"a model request failed: {cause(problem)}") from problem
         return reply
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from uniagent.engine.errors import UserError
 from uniagent.tasks.config import ENDPOINT, TaskConfigResolver, checked
-from uniagent.tasks.data import numbered_rows
+from uniagent.tasks.data_files import numbered_rows
 
 
 def main(argv: Sequence[str]) -> int:
     """0 when all rows are good, 1 when some are not; UserError where nothing can be checked."""
     parser = argparse.ArgumentParser(prog="uniagent data", description="Sample files.")
     checking = parser.add_subparsers(required=True, metavar="check").add_parser("check", help="check every row")
-    checking.add_argument("file", type=Path, help="samples, one JSON object a line")
+    checking.add_argument("file", type=Path, help="samples: JSONL, Parquet, or a saved Hugging Face dataset")
     checking.add_argument("--tasks", type=Path, help="the Task Config they are laid on; left out: shape only")
     args = parser.parse_args(argv)
     counts, problems = check(args.file, TaskConfigResolver.from_file(args.tasks) if args.tasks else None)

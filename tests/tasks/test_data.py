@@ -59,6 +59,35 @@ def test_a_dotted_name_is_a_dataset() -> None:
     assert numbers(samples(f"{__name__}:counted/easy", seed=0), 9) == [0, 1, 2]
 
 
+LISTED = [{"name": "t", "metadata": {"n": n}} for n in range(3)]
+
+
+def test_an_attribute_that_is_no_callable_is_the_rows() -> None:
+    assert numbers(samples(f"{__name__}:LISTED/any", seed=0), 9) == [0, 1, 2]
+    assert sorted(numbers(samples(f"{__name__}:LISTED/any", seed=0, repeat=True), 6)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_parquet_and_a_saved_hugging_face_dataset_leave_nulls_out(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"name": "a", "agent": {"max_steps": 3}, "metadata": {"files": {"x": "1"}}},
+        {"name": "b", "prompt": [{"role": "user", "content": "hi"}], "metadata": {"files": {"y": "2"}}},
+    ]
+    table = pa.Table.from_pylist([{"name": None, "agent": None, "prompt": None, **row} for row in rows])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    with pa.OSFile(str(saved / "data-00000.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000.arrow"}]}))
+    assert list(samples(str(tmp_path / "rows.parquet"), seed=0)) == rows
+    assert list(samples(str(saved), seed=0)) == rows
+    (tmp_path / "bad.parquet").write_bytes(b"no")
+    with pytest.raises(UserError, match="cannot read the samples"):
+        samples(str(tmp_path / "bad.parquet"), seed=0)
+
+
 def test_unknown_sources_and_options_name_the_nearest(file: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'counted'"):
         samples("conted/easy", seed=0)
@@ -66,7 +95,7 @@ def test_unknown_sources_and_options_name_the_nearest(file: Path) -> None:
         samples("nothing.jsonl", seed=0)
     with pytest.raises(UserError, match=r"no option 'strat': did you mean 'start'\?"):
         samples("counted/easy", seed=0, options={"strat": 1})
-    with pytest.raises(UserError, match="takes no options"):
+    with pytest.raises(UserError, match="take no options"):
         samples(str(file), seed=0, options={"start": 1})
 
 
