@@ -33,8 +33,18 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "parsers": {
         "auto": "uniagent.adapters.parsers.families:choose",
+        "deepseek": "uniagent.adapters.parsers.families:deepseek",
+        "deepseek_dsml": "uniagent.adapters.parsers.families:deepseek_dsml",
+        "glm": "uniagent.adapters.parsers.families:glm",
+        "gpt_oss": "uniagent.adapters.parsers.families:gpt_oss",
+        "kimi": "uniagent.adapters.parsers.families:kimi",
+        "llama": "uniagent.adapters.parsers.families:llama",
+        "minimax": "uniagent.adapters.parsers.families:minimax",
+        "mistral": "uniagent.adapters.parsers.families:mistral",
         "plain": "uniagent.adapters.parsers.families:plain",
+        "pythonic": "uniagent.adapters.parsers.families:pythonic",
         "qwen": "uniagent.adapters.parsers.families:qwen",
+        "qwen_xml": "uniagent.adapters.parsers.families:qwen_xml",
     },
     "dialects": {
         "chat": "uniagent.adapters.dialects.chat:Chat",

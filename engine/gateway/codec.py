@@ -54,12 +54,13 @@ class PendingMessage(Protocol):
 
 
 class ParserFactory(Protocol):
-    """Makes one parser a generation. ``prefix`` is the generation prompt the model continues (it may open a think
-    block), ``tools`` the tools of the request; ``markers`` are the control texts that the parser must see."""
+    """Makes one parser a generation. ``markers`` are the texts that the parser must see; ``prefix`` is the generation
+    prompt the model continues (it may open a think block), ``tools`` the tools of the request, ``control`` the markers
+    that are tokens of the vocabulary, and so stand behind a CONTROL_MARK."""
 
     @property
     def markers(self) -> Sequence[str]: ...
-    def __call__(self, prefix: str, tools: Sequence[Mapping[str, Json]]) -> Parser: ...
+    def __call__(self, prefix: str, tools: Sequence[Mapping[str, Json]], control: Sequence[str]) -> Parser: ...
 
 
 class Break(Exception):
@@ -96,7 +97,7 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *stop_ids]))
         self.vocab_size = encoder.vocab_size
         self.template_source = template.source
-        self._closing = frozenset(ends)
+        self._closing, self._control = frozenset(ends), token_bytes.control
 
     @classmethod
     def from_folder(
@@ -220,7 +221,7 @@ class Codec:
         """A decoder of one generation; ``call_ids(index, name)`` gives ids to calls whose format carries none."""
         last = call.messages[-1].role if call.messages else "user"
         prefix = self.strategy.prompts.get("tool" if last == "tool" else "user", "")
-        parser = self.parser_factory(prefix, call.tools)
+        parser = self.parser_factory(prefix, call.tools, self._control)
         stop_ids = frozenset(self.stop_ids)
         return Decoder(self.token_bytes, parser, call_ids, stop=call.stop, stop_ids=stop_ids, closing=self._closing)
 

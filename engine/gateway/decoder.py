@@ -14,7 +14,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from uniagent.engine.messages import Call, Delta
-from uniagent.engine.ports import Ids, Parser
+from uniagent.engine.ports import CONTROL_MARK, Ids, Parser
 
 # the printable stand-ins of bytes in byte-level vocabularies (GPT-2's table)
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -24,13 +24,27 @@ _BYTES = {chr(b): b for b in _PRINTABLE} | {
 
 
 class TokenBytes:
-    """The bytes of each token id. ``added`` maps added tokens' ids to their text; ``silent`` ids have none."""
+    """The bytes of each token id. ``added`` maps added tokens' ids to their text; ``silent`` ids have none; ``marked``
+    ids are the control tokens that the parser wants CONTROL_MARK before."""
 
     def __init__(
-        self, token: Callable[[int], str | None], *, byte_level: bool, added: Mapping[int, str], silent: frozenset[int]
+        self,
+        token: Callable[[int], str | None],
+        *,
+        byte_level: bool,
+        added: Mapping[int, str],
+        silent: frozenset[int] = frozenset(),
+        marked: frozenset[int] = frozenset(),
     ) -> None:
-        self._token, self._byte_level = token, byte_level
-        self._known: dict[int, bytes] = {i: b"" if i in silent else t.encode() for i, t in added.items()}
+        self._token, self._byte_level, self.marked = token, byte_level, marked
+        self._known: dict[int, bytes] = {
+            i: b"" if i in silent else ((CONTROL_MARK if i in marked else "") + t).encode() for i, t in added.items()
+        }
+
+    @property
+    def control(self) -> tuple[str, ...]:
+        """The texts of the marked tokens."""
+        return tuple(self._known[i].decode().removeprefix(CONTROL_MARK) for i in sorted(self.marked))
 
     def __getitem__(self, id: int) -> bytes:
         found = self._known.get(id)
@@ -69,7 +83,7 @@ class Decoder:
 
     def __init__(
         self,
-        pieces: TokenBytes,
+        token_bytes: TokenBytes,
         parser: Parser,
         call_ids: Callable[[int, str], str],
         *,
@@ -77,7 +91,7 @@ class Decoder:
         stop_ids: frozenset[int] = frozenset(),
         closing: frozenset[int] = frozenset(),
     ) -> None:
-        self._bytes_of, self._parser, self._call_ids = pieces, parser, call_ids
+        self._bytes_of, self._parser, self._call_ids = token_bytes, parser, call_ids
         self._stop = tuple(s for s in stop if s)
         self._stop_ids, self._closing = stop_ids, closing
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -93,31 +107,42 @@ class Decoder:
         """The deltas these ids complete. Ids after a stop are ignored."""
         if self.stopped or self._ended is not None:
             return []
-        out: list[str] = []
-        for id in np.asarray(ids).tolist():
+        kept = np.asarray(ids).tolist()
+        for n, id in enumerate(kept):
             if id in self._stop_ids:
-                self._ended = id
+                self._ended, kept = id, kept[:n]
                 break
+        if not self._stop:
+            self._released += len(kept)
+            return self._parse(self._all(kept))
+        out: list[str] = []
+        for id in kept:
             self._take(id, out)
             if self.stopped:
                 break
         return self._parse("".join(out))
 
-    def _take(self, id: int, out: list[str]) -> None:
+    def _all(self, ids: Sequence[int]) -> str:
+        before = self._utf8.getstate()
+        text = self._utf8.decode(b"".join([self._bytes_of[i] for i in ids]))
+        if CONTROL_MARK in text and text.count(CONTROL_MARK) != sum(i in self._bytes_of.marked for i in ids):
+            self._utf8.setstate(before)  # the model spelled a mark itself
+            return "".join(self._text_of(i) for i in ids)
+        return text
+
+    def _text_of(self, id: int) -> str:
         text = self._utf8.decode(self._bytes_of[id])
+        return text if id in self._bytes_of.marked else text.replace(CONTROL_MARK, "\ufffd")
+
+    def _take(self, id: int, out: list[str]) -> None:
         self._pending += 1
-        if self._utf8.getstate()[0]:  # in the middle of a character; text it completed before goes with it
-            self._half = self._half + text
-            return
-        self._unit(self._half + text, out)
-        self._half = ""
+        self._half += self._text_of(id)
+        if not self._utf8.getstate()[0]:  # else in the middle of a character
+            text, self._half = self._half, ""
+            self._unit(text, out)
 
     def _unit(self, text: str, out: list[str]) -> None:
         unit, self._pending = (self._pending, text), 0
-        if not self._stop:
-            self._released += unit[0]
-            out.append(text)
-            return
         self._held.append(unit)
         whole = "".join(t for _, t in self._held)
         found = [(at, s) for s in self._stop if (at := whole.find(s)) >= 0]
@@ -155,10 +180,11 @@ class Decoder:
         """The whole answer; ``finish`` is the engine's word: stop, length or aborted."""
         out: list[str] = []
         if not self.stopped:
-            if self._pending:
-                half = self._half + self._utf8.decode(b"", final=True)
-                self._half = ""
-                self._unit(half, out)
+            rest = self._half + self._utf8.decode(b"", final=True)
+            if not self._stop:
+                out.append(rest)
+            elif self._pending:
+                self._unit(rest, out)
             if not self.stopped:
                 self._release(1 << 60, out)
         deltas = self._parse("".join(out))

@@ -76,12 +76,14 @@ def token_bytes_of(tokenizer: str, encoder: Encoder, factory: ParserFactory) -> 
     if not byte_level and not {"ByteFallback", "Metaspace", "Replace"} & set(kinds):
         raise UserError(f"the tokenizer's decoder ({', '.join(map(str, kinds)) or 'none'}) does not give bytes to ids")
     added = spec.get("added_tokens") or []
-    visible = set(factory.markers)
+    written = "\n".join(factory.markers)
+    marked = {t["id"] for t in added if t["content"] in written and encoder.control >= {t["content"]}}
     return TokenBytes(
         encoder.token,
         byte_level=byte_level,
         added={t["id"]: t["content"] for t in added},
-        silent=frozenset(t["id"] for t in added if t.get("special") and t["content"] not in visible),
+        silent=frozenset(t["id"] for t in added if t.get("special")) - marked,
+        marked=frozenset(marked),
     )
 
 
