@@ -188,7 +188,6 @@ class Slots:
         slot = live.slot
         have, need = int(self.have[slot]), int(self.total[slot]) - 1
         common = self._common(self.ids[slot, :need])
-        common[slot] = 0
         held = np.minimum(common, self.fresh)
         source = int(held.argmax())
         if have == self.fresh[slot] and held[source] > have:

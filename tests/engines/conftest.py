@@ -1,0 +1,5 @@
+"""Assertions of the contract suite are explained like those of tests."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.engines.contract")
