@@ -134,7 +134,7 @@ def _tool(wire: Any, where: str) -> Mapping[str, Json] | None:
         raise bad(f"{where[:-1]} must be an object, got {shown(wire)}")
     kind = get(wire, "type", str, where)
     schema = get(wire, "input_schema", dict, where)
-    if schema is None and kind not in (None, "custom"):
+    if schema is None and kind not in (None, "custom", "function"):
         return None
     return function_tool(need(wire, "name", str, where), get(wire, "description", str, where), schema)
 

@@ -129,7 +129,7 @@ class ResponsesEvents:
     _number: int = 0
     _items: list[dict[str, Json]] = field(factory=list)  # finished
     _open: str | None = None  # reasoning | text | the call that is being written
-    _call: Call = field(factory=lambda: Call(None, "", ""))
+    _current: Call = field(factory=lambda: Call(None, "", ""))
     _pieces: list[str] = field(factory=list)  # of the open item
     _calls: int = 0
     _texts: int = 0
@@ -193,12 +193,12 @@ class ResponsesEvents:
         if delta.call_name is not None:
             out = self._close("completed")
             self._open = "call"
-            self._call = Call(delta.call_id, delta.call_name, "")
-            item = call_item(self.call, self._id, self._calls, self._call, "in_progress")
+            self._current = Call(delta.call_id, delta.call_name, "")
+            item = call_item(self.call, self._id, self._calls, self._current, "in_progress")
             out += self._event("response.output_item.added", **self._at(), item=item)
         if delta.arguments:
             self._pieces.append(delta.arguments)
-            if self._kinds.get(self._call.name, ("function", None))[0] == "function":
+            if self._kinds.get(self._current.name, ("function", None))[0] == "function":
                 out += self._event(
                     "response.function_call_arguments.delta",
                     item_id=f"fc_{self._id}_{self._calls}",
@@ -225,7 +225,7 @@ class ResponsesEvents:
             out = self._event("response.output_text.done", **at, text=whole, logprobs=[])
             out += self._event("response.content_part.done", **at, part=item["content"][0])
         else:
-            item = call_item(self.call, self._id, self._calls, Call(self._call.id, self._call.name, whole))
+            item = call_item(self.call, self._id, self._calls, Call(self._current.id, self._current.name, whole))
             self._calls += 1
             at = {"item_id": item["id"], **self._at()}
             if item["type"] == "custom_tool_call":

@@ -23,6 +23,7 @@ HIGH_WATER = 1 << 20  # unread input beyond which a connection stops reading
 RECEIVE = 1 << 16
 MAX_HEAD = 1 << 16
 DRAIN_POLL_S = 0.05
+LINGER_S = 2.0
 JSON_TYPE = "application/json"
 EVENT_TYPE = "text/event-stream; charset=utf-8"
 
@@ -183,8 +184,25 @@ class Connection:
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             try:
                 await self.answer(status, json.dumps(error).encode(), JSON_TYPE, [("connection", "close")])
+                await self._linger()
             except ClientGone:
                 return
+
+    async def _linger(self) -> None:
+        """Takes what the client still sends, for a while: closing under it would cost it the answer."""
+        try:
+            await self.stream.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        with trio.move_on_after(LINGER_S):
+            while not self.ended:
+                self._input.clear()
+                self._unread = 0
+                if self._room is not None:
+                    self._room.set()
+                    self._room = None
+                self._news = trio.Event()
+                await self._news.wait()
 
     async def _next(self) -> Exchange | None:
         """The next whole request; None when the client is done."""

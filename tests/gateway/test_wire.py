@@ -88,9 +88,21 @@ def test_lone_surrogates_are_replaced_and_pairs_kept():
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"nul", b'{"messages":[{}]', b'{"messages":[{}]} x', b'{"a":NaN}', b'{"a":"\xff"}', b'{"messages":[{"a":Infinity}]}',
-     b'{"a":' + b"[" * 100_000, b'{"messages":[{"a":' + b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}"],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"nul",
+        b'{"messages":[{}]',
+        b'{"messages":[{}]} x',
+        b'{"a":NaN}',
+        b'{"a":"\xff"}',
+        b'{"messages":[{"a":Infinity}]}',
+        b'{"a":' + b"[" * 100_000,
+        b'{"messages":[{"a":' + b"[" * 100_000,
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"\xef\xbb\xbf{}",
+    ],
+)
 def test_what_is_no_json_object_is_refused_with_a_sentence(body):
     with pytest.raises(Problem) as refused:
         Bodies().read(body, "messages")
