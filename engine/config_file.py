@@ -184,7 +184,7 @@ def _located(kind: str, value: str, base: Path) -> str:
         if kind == "model":
             model_files.folder(value if builtin else str(path))
             return value if builtin else str(path)
-        if path.is_file():
+        if path.is_file() or (kind == "samples" and (path / "state.json").is_file()):  # a saved Hugging Face data set
             return str(path)
     except UserError as problem:
         raise ValueError(str(problem).removeprefix("model.path: ")) from None
