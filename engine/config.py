@@ -7,6 +7,7 @@ cannot work are refused in ``check``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,10 +86,29 @@ class Gateway:
 
 @frozen
 class Rollout:
-    mode: str = key("sync", "sync: roll out, then train, then sync weights", choices=("sync",))
+    mode: str = key(
+        "sync",
+        "sync: roll out, train, sync weights, in turn; colocated: sessions go on while the same device trains",
+        choices=("sync", "colocated"),
+    )
     groups_per_step: int = key(16, "groups in a training batch", at_least=1)
     group_size: int = key(8, "episodes of one sample", at_least=1)
     max_sessions: int = key(256, "sessions running at once, whole groups first", at_least=1)
+    staleness_threshold: float = key(
+        0.0, "groups under way beyond one sync's batches, as a share of them (asynchronous modes)", at_least=0
+    )
+    sync_every: int = key(1, "optimizer steps between weight syncs", at_least=1)
+    max_staleness: int = key(
+        0, "oldest trained token, in policy versions; older ones are masked, their session still counts", at_least=0
+    )
+    partial_rollout: bool = key(
+        True, "generations go on across a weight sync; false: a sync waits until running generations end"
+    )
+    on_no_signal: str = key(
+        "shrink",
+        "a group whose outcomes are all equal: shrink leaves its place empty, refill rolls out another",
+        choices=("shrink", "refill"),
+    )
     session_timeout_s: float = key(300.0, "wall-clock of one session; then it ends as an agent failure", at_least=1)
 
 
@@ -206,6 +226,24 @@ def check(config: RunConfig) -> list[tuple[str, Any, str]]:
                 f"must be at least rollout.group_size ({r.group_size}): groups run whole",
             )
         )
+    if r.mode == "sync":
+        for name in ("staleness_threshold", "max_staleness"):
+            if getattr(r, name):
+                problems.append(
+                    (f"rollout.{name}", getattr(r, name), "sync has no stale tokens: use 0 or mode colocated")
+                )
+    most = math.ceil((r.staleness_threshold + 1) * r.sync_every - 1e-9) - 1
+    if r.mode != "sync" and most > 0 and r.max_staleness == 0:
+        problems.append(
+            (
+                "rollout.max_staleness",
+                0,
+                "masks all that was sampled before the latest sync: use 1 or more, or staleness_threshold = 0 and "
+                "sync_every = 1",
+            )
+        )
+    if r.mode == "sync" and r.sync_every > 1:
+        problems.append(("rollout.sync_every", r.sync_every, "sync trains on what the newest weights sampled: use 1"))
     if r.group_size == 1:
         problems.append(("rollout.group_size", 1, "a group of one has no baseline: use 2 or more"))
     learner = config.learner

@@ -18,6 +18,7 @@ from attrs import define, field
 
 from uniagent.engine import model_files
 from uniagent.engine.accelerator import Accelerator
+from uniagent.engine.canary import Canary
 from uniagent.engine.config import RunConfig
 from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.codec import Codec
@@ -27,14 +28,16 @@ from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.observe.lag import Lag
 from uniagent.engine.observe.lag import watch as watch_lag
 from uniagent.engine.observe.progress import Progress
-from uniagent.engine.ports import InferenceEngine, Json, KvPolicy, TaskSource
+from uniagent.engine.ports import Json, KvPolicy, StepEngine, TaskSource
 from uniagent.engine.providers import NodeProviders
 from uniagent.engine.registry import load
 from uniagent.engine.rollout.driver import StepDriver
+from uniagent.engine.rollout.gate import GatedEngine
 from uniagent.engine.signals import Stop
 from uniagent.engine.signals import watch as watch_signals
 
 if TYPE_CHECKING:
+    from uniagent.engine.learner.batch import Batch
     from uniagent.engine.learner.trainer import Trainer
 
 GIL_SWITCH_S = 0.0005  # the accelerator thread must not hold the interpreter for long: it delays every session
@@ -47,7 +50,10 @@ class Node:
     config: RunConfig
     model_folder: Path
     accelerator: Accelerator
-    engine: InferenceEngine
+    core: StepEngine  # of the accelerator thread alone
+    shared: bool  # engine and learner are one module
+    gate: GatedEngine
+    canary: Canary
     gateway: Gateway
     tasks: TaskSource
     providers: NodeProviders
@@ -63,10 +69,30 @@ class Node:
         options: Mapping[str, Json] = self.config.tasks.options
         return load("seams", "samples")(source, seed=seed, options=options, repeat=repeat)
 
-    async def sync_weights(self) -> None:
-        """Hands the learner's weights to the engine: a new policy version."""
+    async def learn(self, batch: Batch, *, sync: bool) -> dict[str, float]:
+        """Trains on a batch, piece by piece between engine steps. With ``sync`` the engine gets the new weights in the
+        same call as the last optimizer step: nothing is sampled from weights without a version."""
+        trainer = self.trainer
+        assert trainer is not None
+        pieces = await self.accelerator.run(trainer.plan, batch)
+        for done, piece in enumerate(pieces):
+            self.progress.phase("training", done, len(pieces))
+            await self.accelerator.run(trainer.micro, piece)
+        if not sync:
+            return await self.accelerator.run(trainer.apply)
+        if self.config.rollout.partial_rollout:
+            metrics = await self.accelerator.run(self._apply_and_sync, trainer)
+        else:
+            async with self.gate.shut():
+                metrics = await self.accelerator.run(self._apply_and_sync, trainer)
         self.version += 1
-        await self.engine.update(None, self.version, KvPolicy(self.config.engine.kv))
+        return {**metrics, "canary_gap": await self.canary.check(self.version)}
+
+    def _apply_and_sync(self, trainer: Trainer) -> dict[str, float]:
+        metrics = trainer.apply()
+        weights = None if self.shared else self.model.named_parameters()
+        self.core.update(weights, self.version + 1, KvPolicy(self.config.engine.kv))
+        return metrics
 
 
 @asynccontextmanager
@@ -84,29 +110,54 @@ async def open_node(
         await nursery.start(watch_signals, stop)
         lag = Lag()
         nursery.start_soon(watch_lag, lag)
-        model, core, trainer = await accelerator.run(_build, config, folder, trains, kind="setup")
-        engine = StepDriver(accelerator, core)
+        shared = not trains or shares_module(config)
+        model, core, trainer = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
+        gate = GatedEngine(StepDriver(accelerator, core))
+        canary = Canary(accelerator, gate, model, seed=config.run.seed)
         codec = Codec.from_folder(folder, parser=config.model.parser)
         gateway = Gateway(
-            SessionParts(codec, engine, in_thread, config.run.seed),
+            SessionParts(codec, gate, in_thread, config.run.seed),
             policy=_policy(config),
             max_sessions=config.gateway.max_sessions,
             model_name=folder.name,
         )
         gateway.origin = await nursery.start(listen, gateway, config.gateway)
         providers = NodeProviders(nursery, config.sandbox.options)
-        yield Node(config, folder, accelerator, engine, gateway, tasks, providers, stop, lag, progress, trainer, model)
+        node = Node(
+            config=config,
+            model_folder=folder,
+            accelerator=accelerator,
+            core=core,
+            shared=shared,
+            gate=gate,
+            canary=canary,
+            gateway=gateway,
+            tasks=tasks,
+            providers=providers,
+            stop=stop,
+            lag=lag,
+            progress=progress,
+            trainer=trainer,
+            model=model,
+        )
+        await canary.check(0)
+        yield node
         nursery.cancel_scope.cancel()
 
 
-def _build(config: RunConfig, folder: Path, trains: bool) -> tuple[Any, Any, Trainer | None]:
+def shares_module(config: RunConfig) -> bool:
+    """Whether engine and learner may be one module: only where no optimizer step goes live without a version."""
+    return config.learner.minibatches == 1 and config.rollout.sync_every == 1
+
+
+def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple[Any, Any, Trainer | None]:
     """Model, engine and trainer; on the accelerator thread."""
     import torch
 
     torch.set_num_threads(config.run.threads)
     device = model_files.pick_device(config.model.device)
     model = model_files.load(folder, dtype=config.model.dtype, device=device)
-    core = load("engines", config.engine.name)(config.engine, model, shared=True)
+    core = load("engines", config.engine.name)(config.engine, model, shared=shared)
     if not trains:
         return model, core, None
     from uniagent.engine.learner.trainer import Trainer

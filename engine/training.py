@@ -1,15 +1,16 @@
-"""The synchronous training loop: roll out a batch of groups, train on it, hand the new weights to the engine.
+"""The training loop of every mode: take a batch of complete groups, train on it, hand the new weights to the engine.
 
-Invariants: with one optimizer step a batch every trained token is of the current policy version; every episode that
-ended is in the record, with what became of its tokens; a run that is asked to stop, or is refused by the disk, leaves
-checkpoints and a summary of what it did. A sample's sessions are named by its number in the data and not by the step,
-so that a run is repeatable. Knows no gradient and no engine.
+Sessions run beside it, as far as the scheduler's admission allows: in sync mode none while training, in colocated mode
+those of the next batches. Invariants: no trained token is older than ``max_staleness``; every episode that ended is in
+the record, with what became of its tokens; a run that is asked to stop leaves a checkpoint and a summary of what it
+did. A sample's sessions are named by its number in the data and not by the step, so that a run is repeatable.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -27,7 +28,8 @@ from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.node import Node
 from uniagent.engine.observe.metrics import MetricsFile, of_episodes, staleness
 from uniagent.engine.ports import Json
-from uniagent.engine.rollout.groups import run_groups
+from uniagent.engine.rollout.admission import Admission
+from uniagent.engine.rollout.scheduler import Group, Scheduler
 from uniagent.engine.run_folder import RunFolder
 from uniagent.engine.session import SessionParts, run_session
 
@@ -46,23 +48,40 @@ class Training:
     sandbox_s: float = 0.0
     evals: dict[str, dict[str, float]] = field(factory=dict)
     _started: float = field(factory=trio.current_time)
+    _trained_at: float = field(factory=trio.current_time)
+    _ended: int = 0  # sessions since the last step
+    _failed_groups: int = 0  # in a row, all of whose sessions failed outside the model
+    _returned: deque[tuple[Group, str]] = field(factory=deque)
 
     async def run(self) -> None:
         """Evaluate, train run.steps batches, evaluate, save. Returns early once the node is asked to stop."""
-        config = self.node.config
-        samples = self._samples()
-        first, samples = _peek(samples, config.rollout.groups_per_step)
+        config, stop = self.node.config, self.node.stop
+        first, samples = _peek(self._samples(), config.rollout.groups_per_step)
         await self._header(first)
         await self._evaluate("before")
-        while self.step < config.run.steps and not self.node.stop.event.is_set():
-            groups = await self._roll_out(list(itertools.islice(samples, config.rollout.groups_per_step)))
-            if groups is None:
-                break
-            await self._train(groups)
-            if config.checkpoint.every and self.step % config.checkpoint.every == 0:
-                await self.checkpoints.save(self.step)
-            if config.eval.every and self.step % config.eval.every == 0 and self.step < config.run.steps:
-                await self._evaluate(f"step-{self.step}")
+        scheduler = self._scheduler(samples)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scheduler.run)
+            nursery.start_soon(self._close_on_stop, scheduler)
+            while self.step < config.run.steps and not stop.event.is_set():
+                groups = await scheduler.batch(config.rollout.groups_per_step)
+                if not groups or stop.event.is_set():
+                    scheduler.leftover.extend(groups)
+                    break
+                await self._train(groups, scheduler)
+                if config.checkpoint.every and self.step % config.checkpoint.every == 0:
+                    await self.checkpoints.save(self.step)
+                if config.eval.every and self.step % config.eval.every == 0 and self.step < config.run.steps:
+                    await self._evaluate(f"step-{self.step}")
+            scheduler.close()
+            if self.step == config.run.steps:  # what still runs will not be trained on
+                nursery.cancel_scope.cancel()
+            elif not stop.event.is_set():
+                raise UserError(f"tasks.data ended after {self.step} of {config.run.steps} steps: give more samples")
+            with stop.draining():
+                await scheduler.ended.wait()
+            nursery.cancel_scope.cancel()
+        await self._record(scheduler.leftover)
         await self.checkpoints.save(self.step)
         if self.step == config.run.steps:
             await self._evaluate("after")
@@ -86,74 +105,88 @@ class Training:
 
     # ------------------------------------------------------------ one step
 
-    async def _roll_out(self, samples: list[tuple[int, Mapping[str, Json]]]) -> list[list[Episode]] | None:
-        """A batch of complete groups; None when the node was asked to stop before they were complete."""
-        node, config = self.node, self.node.config
-        parts = SessionParts(node.gateway, node.tasks, node.providers, config.rollout.session_timeout_s)
-        total, done = len(samples) * config.rollout.group_size, 0
+    def _scheduler(self, samples: Iterator[tuple[int, Mapping[str, Json]]]) -> Scheduler:
+        node, rollout = self.node, self.node.config.rollout
+        parts = SessionParts(node.gateway, node.tasks, node.providers, rollout.session_timeout_s)
 
         async def one(row: Mapping[str, Json], sample: int, replica: int) -> Episode:
-            nonlocal done
             episode = await run_session(parts, row, name=f"train-{sample}-{replica}", sample=sample, replica=replica)
-            done += 1
-            node.progress.phase("rollout", done, total)
+            self._ended += 1
+            node.progress.phase("rollout", self._ended, rollout.groups_per_step * rollout.group_size)
             return episode
 
-        rollout = config.rollout
-        with node.stop.draining() as limit:
-            groups = await run_groups(
-                samples, one, size=rollout.group_size, limit=rollout.max_sessions, stop=node.stop.event
-            )
-        if limit.cancelled_caught or node.stop.event.is_set():
-            if not limit.cancelled_caught:
-                await self.journal.append([Record(e, Use(self.step)) for g in groups for e in g])
-            return None
-        return groups
+        return Scheduler(
+            samples,
+            one,
+            Admission(rollout.groups_per_step, rollout.sync_every, rollout.staleness_threshold),
+            size=rollout.group_size,
+            limit=rollout.max_sessions,
+            wanted=self._unwanted,
+            returned=lambda group, cause: self._returned.append((group, cause)),
+        )
 
-    async def _train(self, groups: list[list[Episode]]) -> None:
-        node = self.node
+    def _unwanted(self, group: Group) -> str | None:
+        """Why a group fills no place in a batch."""
+        counted = [e for e in group if e.counts]
+        if not counted:
+            self._failed_groups += 1
+            if self._failed_groups >= self.node.config.rollout.groups_per_step:
+                _refuse_if_nothing_works(group)
+            return "infra"
+        self._failed_groups = 0
+        if self.node.config.rollout.on_no_signal == "refill" and len({e.result.solved for e in counted}) == 1:
+            return "no_signal"
+        return None
+
+    async def _close_on_stop(self, scheduler: Scheduler) -> None:
+        await self.node.stop.event.wait()
+        scheduler.close()
+
+    async def _record(self, groups: Iterable[Group], cause: str | None = None) -> None:
+        """Episodes that no batch was made of."""
+        for group in groups:
+            await self.journal.append([Record(e, Use(self.step, tokens=_lost(e, cause))) for e in group])
+
+    async def _train(self, groups: list[Group], scheduler: Scheduler) -> None:
+        node, rollout = self.node, self.node.config.rollout
         episodes = [e for group in groups for e in group]
-        _refuse_if_nothing_works(episodes)
         started = trio.current_time()
         batch = await trio.to_thread.run_sync(self._batch, groups)
-        learned = await self._learn(batch) if batch.tokens else {}
+        sync = (self.step + 1) % rollout.sync_every == 0
+        learned = await node.learn(batch, sync=sync) if batch.tokens else {}
         self.step += 1
+        self._ended = 0
+        if sync:
+            scheduler.synced()
         self.tokens += sum(e.export.ledger.sampled for e in episodes)
         self.sandbox_s += sum(e.timings.get("sandbox", 0.0) for e in episodes)
-        ended = trio.current_time()
         numbers = {
             **of_episodes(episodes),
-            **staleness(episodes, node.version - 1),
+            **staleness(episodes, batch.version),
             **learned,
             **node.lag.metrics(),
-            "learner_s": ended - started,
+            **{f"groups/{name}": n for name, n in scheduler.admission.counters().items()},
+            "rollout_s": started - self._trained_at,
+            "training_s": trio.current_time() - started,
             "version": node.version,
         }
+        self._trained_at = trio.current_time()
         self.metrics.log(numbers, step=self.step)
         node.progress.step(self.step, numbers)
-        await self.journal.append([Record(e, Use(self.step, tokens=_use(e, batch))) for e in episodes])
+        await self.journal.append([Record(e, Use(self.step, tokens=batch.uses[e.session])) for e in episodes])
+        for group, cause in [self._returned.popleft() for _ in range(len(self._returned))]:
+            await self._record([group], "filtered" if cause == "no_signal" else cause)
 
-    def _batch(self, groups: list[list[Episode]]) -> Batch:
+    def _batch(self, groups: Sequence[Group]) -> Batch:
         learner = self.node.config.learner
         return build(
             groups,
             recipe(learner).advantage,
             version=self.node.version,
-            max_staleness=0,
+            max_staleness=self.node.config.rollout.max_staleness,
             overlong_limit=learner.overlong_limit,
             overlong_buffer=learner.overlong_buffer,
         )
-
-    async def _learn(self, batch: Batch) -> dict[str, float]:
-        node, trainer = self.node, self.node.trainer
-        assert trainer is not None
-        pieces = await node.accelerator.run(trainer.plan, batch)
-        for done, piece in enumerate(pieces):
-            node.progress.phase("training", done, len(pieces))
-            await node.accelerator.run(trainer.micro, piece)
-        metrics = await node.accelerator.run(trainer.apply)
-        await node.sync_weights()
-        return metrics
 
     # ------------------------------------------------------------ around the steps
 
@@ -196,18 +229,13 @@ def _peek(
     return first, itertools.chain(first, samples)
 
 
-def _use(episode: Episode, batch: Batch) -> dict[str, int]:
-    """Where the batch put the episode's trainable tokens."""
+def _lost(episode: Episode, cause: str | None) -> dict[str, int]:
     trainable = episode.export.ledger.trainable
-    if not episode.counts:
-        return {"infra": trainable} if trainable else {}
-    if episode.session in batch.sessions:
-        return {"trained": trainable}
-    return {"no_signal": trainable} if trainable else {}
+    return {cause: trainable} if cause and trainable else {}
 
 
-def _refuse_if_nothing_works(episodes: list[Episode]) -> None:
-    """A batch in which no session could run is the environment's fault; training on is no use."""
-    if episodes and not any(e.counts for e in episodes):
+def _refuse_if_nothing_works(episodes: Sequence[Episode]) -> None:
+    """As many groups in a row as a batch has failed outside the model: training on is no use."""
+    if episodes:
         first = next((e.error for e in episodes if e.error), "no cause was recorded")
-        raise UserError(f"all {len(episodes)} sessions of the batch failed outside the model; the first: {first}")
+        raise UserError(f"every session of a whole batch failed outside the model; the last group's first: {first}")

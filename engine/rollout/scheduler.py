@@ -58,22 +58,26 @@ class Scheduler:
         self._complete: deque[Group] = deque()
         self._changed = trio.Event()
         self._closed = self._dry = False
+        self.ended = trio.Event()  # run() returned, or was cancelled
 
     async def run(self) -> None:
         """Start groups until closed and the last one ended, or cancelled."""
-        async with trio.open_nursery() as nursery:
-            while not self._closed and not self._dry:
-                if self.admission.room and self.sessions + self._size <= self._limit:
-                    following = next(self._samples, None)
-                    if following is None:
-                        self._dry = True
-                        self._notify()
-                        break
-                    self.admission.admit()
-                    self.sessions += self._size
-                    nursery.start_soon(self._group, *following)
-                else:
-                    await self._changed.wait()
+        try:
+            async with trio.open_nursery() as nursery:
+                while not self._closed and not self._dry:
+                    if self.admission.room and self.sessions + self._size <= self._limit:
+                        following = next(self._samples, None)
+                        if following is None:
+                            self._dry = True
+                            self._notify()
+                            break
+                        self.admission.admit()
+                        self.sessions += self._size
+                        nursery.start_soon(self._group, *following)
+                    else:
+                        await self._changed.wait()
+        finally:
+            self.ended.set()
 
     async def batch(self, groups: int) -> list[Group]:
         """The next ``groups`` complete groups, ordered by sample. Fewer, or none, after ``close`` or at the end of the
