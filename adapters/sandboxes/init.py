@@ -27,6 +27,7 @@ from uniagent.engine.errors import InfraError
 
 BASH = ("bash", "--norc", "--noprofile")
 # -m: children get a process group and default signals of their own; the traps keep a stray signal from ending it
+ANSWER = b"uniagent:"
 START = "exec 2>/dev/null; set -m; trap : HUP INT QUIT TERM PIPE ALRM USR1 USR2 XCPU XFSZ VTALRM ABRT; ulimit -c 0\n"
 
 
@@ -60,7 +61,7 @@ class Init:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
         self.preamble = START + limits
-        self.received = b""
+        self.received = self.said = b""
         self.owed = 0  # answers not read yet, those of cancelled requests included
         self.lock = trio.Lock()
         self.count = 0
@@ -68,12 +69,13 @@ class Init:
         self.spawned: set[int] = set()  # host ids of what it started
         self.closed = False
 
-    async def ask(self, request: str, *, timeout_s: float = 30.0) -> str:
-        """Run one line of shell in it, and give the line that it prints."""
+    async def ask(self, request: str, answer: str, *, timeout_s: float = 30.0) -> str:
+        """Run one line of shell in it, and give the value that the word ``answer`` (such as $?) then has."""
         async with self.lock:
+            self.check_open()
             try:
                 with trio.move_on_after(timeout_s):
-                    await self._send(self.preamble + request + "\n")
+                    await self._send(f"{self.preamble}{request}; echo {ANSWER.decode()}{answer}\n")
                     self.preamble = ""
                     while True:
                         line = await self._line()
@@ -83,6 +85,11 @@ class Init:
             except (BrokenPipeError, trio.ClosedResourceError):
                 raise InfraError(f"the sandbox is gone: {self._last_words()}") from None
             raise InfraError(f"the sandbox did not answer within {timeout_s:g} s")
+
+    def check_open(self) -> None:
+        """Raises InfraError when it was closed: its descriptors may be someone else's by now."""
+        if self.closed:
+            raise InfraError("the sandbox is gone: it was closed")
 
     async def _send(self, text: str) -> None:
         """All or nothing: half a request would garble the next one."""
@@ -94,28 +101,33 @@ class Init:
         raise BrokenPipeError
 
     async def _line(self) -> str:
-        while b"\n" not in self.received:
-            data = read_now(self.replies)
-            if data is None:
-                await trio.lowlevel.wait_readable(self.replies)
-            elif not data:
-                raise BrokenPipeError
-            else:
-                self.received += data
-        line, _, self.received = self.received.partition(b"\n")
-        return line.decode(errors="replace")
+        """The next answer; any other line is the confinement's and kept for ``_last_words``."""
+        while True:
+            while b"\n" not in self.received:
+                data = read_now(self.replies)
+                if data is None:
+                    await trio.lowlevel.wait_readable(self.replies)
+                elif not data:
+                    raise BrokenPipeError
+                else:
+                    self.received += data
+            line, _, self.received = self.received.partition(b"\n")
+            if line.startswith(ANSWER):
+                return line[len(ANSWER) :].decode(errors="replace")
+            self.said += line + b"\n"
 
     def _last_words(self) -> str:
         """What the sandbox said before it went away: the confinement's error when it never started."""
         while not self.closed and (data := read_now(self.replies)):
             self.received += data
-        return self.received.decode(errors="replace").strip() or "its first process ended"
+        return (self.said + self.received).decode(errors="replace").strip() or "its first process ended"
 
     async def spawn(
         self, program: str, pipes: Sequence[str], *, feed: bytes | None = None, timeout_s: float = 30.0
     ) -> Started:
         """Start a program (shell text) with one pipe a name: ``in`` is written by us, all others are read by us. Inside
         they are the descriptors 11, 12, … in that order; 10 is a file with the bytes ``feed``, or /dev/null."""
+        self.check_open()
         self.count += 1
         names = [f"{self.count}-{pipe}" for pipe in pipes]
         feed_name = f"{self.count}-feed"
@@ -132,7 +144,8 @@ class Init:
                 opened.append(f"{number}{'<' if pipe == 'in' else '>'}{self._inside(name)}")
             closing = " ".join(f"{number}>&-" for number in range(10, 11 + len(names)))
             answer = await self.ask(
-                f"exec {' '.join(opened)}; {{ {program}; }} </dev/null >/dev/null & exec {closing}; echo $!",
+                f"exec {' '.join(opened)}; {{ {program}; }} </dev/null >/dev/null & exec {closing}",
+                "$!",
                 timeout_s=timeout_s,
             )
             if not answer.isdigit():
@@ -165,7 +178,7 @@ class Init:
 
     async def exit_code(self, started: Started) -> int:
         """Exit status of something that has ended."""
-        return int(await self.ask(f"wait {started.inner}; echo $?", timeout_s=5.0))
+        return int(await self.ask(f"wait {started.inner}", "$?", timeout_s=5.0))
 
     def kill(self) -> None:
         """End every process of the sandbox. Does not wait; idempotent."""

@@ -75,7 +75,7 @@ class LocalProvider:
             log.warning("removed what a node that crashed left behind: %s", label)
         _raise_descriptor_limit()
         self.folder, self.pipes = NodeFolder(root), NodeFolder(fast)
-        bwrap.make_etc(self.folder.path / "etc")
+        bwrap.make_etc(self.pipes.path / "etc")
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
         nursery.start_soon(self._keep_warm)
@@ -154,7 +154,7 @@ class LocalProvider:
     async def _first_answer(self, box: LocalSandbox) -> None:
         """Whether sandboxes work here at all; from then on they are trusted to start."""
         try:
-            await box.init.ask("echo", timeout_s=box.config.start_timeout_s)
+            await box.init.ask("true", "started", timeout_s=box.config.start_timeout_s)
         except InfraError as problem:
             raise bwrap.refusal(str(problem)) from problem
         self.started_once = True

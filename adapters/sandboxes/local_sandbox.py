@@ -23,6 +23,7 @@ from uniagent.adapters.sandboxes.node_dir import MARK
 from uniagent.adapters.sandboxes.pipes import Capped, Collector
 from uniagent.adapters.sandboxes.processes import kill_trees
 from uniagent.adapters.sandboxes.shell import LocalShell
+from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Completed
 
 # descriptors 11, 12, 13: stdout, stderr, status; 10 is stdin
@@ -32,7 +33,7 @@ TREE_BATCH = 64  # files read before other tasks get a turn
 
 @frozen
 class Place:
-    """Where one sandbox keeps its files and its pipes on the host."""
+    """Where one sandbox keeps its files on the host and, on memory where there is some, its pipes and its /etc."""
 
     node: Path
     node_pipes: Path
@@ -48,7 +49,7 @@ class Place:
 
     @property
     def etc(self) -> str:
-        return f"{self.node}/etc"
+        return f"{self.node_pipes}/etc"
 
     @property
     def label(self) -> str:
@@ -126,7 +127,9 @@ class LocalSandbox:
             collector = Collector(status_fd, [out_fd, err_fd])
             try:
                 told = await collector.collect({out_fd: out, err_fd: err})
-                code = int(told or 128 + 9)  # nothing told: its watcher was killed
+                code = int(told) if told else await self.init.exit_code(started)
+            except trio.ClosedResourceError:
+                raise InfraError("the sandbox is gone: it was closed under a running program") from None
             finally:
                 if code is None and started.pid:
                     kill_trees([started.pid])
@@ -140,6 +143,8 @@ class LocalSandbox:
     def _locate(self, path: PurePosixPath) -> tuple[str, PurePosixPath] | None:
         """(host directory, path below it) behind a path of the sandbox; None when it is not one of ours."""
         whole = posixpath.normpath(self.workdir / path)
+        if any(whole == shown or whole.startswith(f"{shown}/") for shown in self.config.read_only):
+            return None
         for mount, host in self.mounts.items():
             if whole == mount or whole.startswith(f"{mount}/"):
                 return host, PurePosixPath(whole[len(mount) + 1 :])

@@ -95,13 +95,17 @@ class Collector:
         self.status = status
         self.outputs = outputs
         self.epoll = select.epoll()
+        self.closed = False
         for fd in (status, *outputs):
             self.epoll.register(fd, select.EPOLLIN)
 
     async def collect(self, kept: dict[int, Capped]) -> bytes:
-        """Fill ``kept`` (by output descriptor) until something is on the status pipe; gives that, b"" at its end."""
+        """Fill ``kept`` (by output descriptor) until something is on the status pipe; gives that, b"" at its end.
+        Raises trio.ClosedResourceError."""
         while True:
             await trio.lowlevel.wait_readable(self.epoll.fileno())
+            if self.closed:
+                raise trio.ClosedResourceError
             ready = dict(self.epoll.poll(0))
             if self.status in ready and (told := read_now(self.status)) is not None:
                 for fd in self.outputs:
@@ -128,5 +132,6 @@ class Collector:
                 self.epoll.unregister(fd)
 
     def close(self) -> None:
+        self.closed = True
         trio.lowlevel.notify_closing(self.epoll.fileno())
         self.epoll.close()

@@ -16,6 +16,7 @@ import trio
 from uniagent.adapters.sandboxes.init import Init, Started
 from uniagent.adapters.sandboxes.pipes import Capped, Collector, read_now, write_all
 from uniagent.adapters.sandboxes.processes import children, descendants, kill_trees, send
+from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Completed
 
 # descriptors 11, 12, 13: commands, output, status. The status pipe becomes 63, closed for every command.
@@ -67,6 +68,8 @@ class LocalShell:
             except trio.Cancelled:
                 self._end_command()
                 raise
+            except trio.ClosedResourceError:
+                raise InfraError("the sandbox is gone: it was closed under a running command") from None
             self.unknown = False
             return completed
 
@@ -121,16 +124,20 @@ class LocalShell:
         """Stop the running command, first as Ctrl-C would; whether the shell is at its prompt again."""
         if self.pid is None:
             return False
+        seen: set[int] = set()  # a process whose parent ends before it would not be found again
         for attempt in range(ROUNDS):
+            tree = list(descendants(self._alive() - self.before))
+            seen.update(tree)
             # the shell first: it believes in an interrupt only if it got one before its child died of one
             send([self.pid], signal.SIGINT)
             if attempt < POLITE_ROUNDS:
-                send(list(descendants(self._alive() - self.before)), signal.SIGINT)
+                send(tree, signal.SIGINT)
             else:
-                self._end_command()
+                kill_trees(seen)
             with trio.move_on_after(ROUND_S):
                 back = await self._status(kept) is not None
                 self._end_command()
+                kill_trees(seen)
                 return back
         return False
 
