@@ -67,7 +67,7 @@ def _left(p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """p [B, V], top_k [B] (V: off), top_p [B] -> [B, V] whether the filters leave a token."""
     first = min(_FIRST, p.shape[1])
     values, order = torch.topk(p, first)
-    short = (top_k > first) & (values.sum(-1, dtype=torch.float64) < top_p)
+    short = (top_k > first) & ((top_k < p.shape[1]) | (values.sum(-1, dtype=torch.float64) < top_p))
     left = torch.zeros_like(p, dtype=torch.bool)
     left.scatter_(1, order, _leading(values, p, top_k, top_p))
     if short.any():

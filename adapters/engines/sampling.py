@@ -22,7 +22,7 @@ def draw_key(seed: int, session: str, turn: int) -> int:
 
 
 def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """[B] keys, [B] positions in the generation -> [B] float64 in (0, 1)."""
+    """[B] keys, [B] positions in the generation -> [B] float64 in (0, 1]."""
     z = keys + (positions + np.uint64(1)) * _GOLDEN  # unsigned arithmetic wraps, as the generator wants
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
