@@ -1,6 +1,6 @@
 """``uniagent show RUN [N]``: one recorded episode, its tokens coloured by who wrote them.
 
-On a terminal colours say it, elsewhere plain marks do: ``«sampled»``, ``‹sampled, not trained›``, ``[repair]`` and
+On a terminal colours say it, elsewhere plain marks do: ``«sampled»``, ``‹sampled, not trainable›``, ``[repair]`` and
 content and template as they are. Reads the record and the model's tokenizer.json only; loads neither torch nor
 transformers. Where the tokenizer is gone, token ids are shown.
 """
@@ -27,8 +27,8 @@ from uniagent.engine.storage import parse_line, whole_lines
 from uniagent.engine.trajectory.types import Provenance, Trajectory
 
 _LOOK = {  # (provenance, trained) -> name, style, plain marks
-    (Provenance.SAMPLED, True): ("sampled, trained", "bold green", "«", "»"),
-    (Provenance.SAMPLED, False): ("sampled, not trained", "yellow", "‹", "›"),
+    (Provenance.SAMPLED, True): ("sampled, trainable", "bold green", "«", "»"),
+    (Provenance.SAMPLED, False): ("sampled, not trainable", "yellow", "‹", "›"),
     (Provenance.CONTENT, False): ("content", "default", "", ""),
     (Provenance.TEMPLATE, False): ("template", "bright_black", "", ""),
     (Provenance.REPAIR, False): ("repair", "magenta", "[", "]"),

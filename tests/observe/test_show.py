@@ -71,7 +71,7 @@ def test_what_is_not_there_is_told_with_what_is(run: Path, which: str) -> None:
 def test_plain_marks_say_who_wrote_each_token(run: Path) -> None:
     text = printed(run, "1")
     assert "<s>hi you<a>«ls -S»[<e>]‹x␛[31m›" in text
-    assert "«sampled, trained»  ‹sampled, not trained›" in text
+    assert "«sampled, trainable»  ‹sampled, not trainable›" in text
     assert re.search(r"^ *0 +2 +live +verbatim +yes +-0\.250 +3 *$", text, re.MULTILINE)
     assert re.search(r"^ *1 +1 +retried +- +yes +-0\.250 +3 *$", text, re.MULTILINE)
     assert "reward 1 (solved)" in text
