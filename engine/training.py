@@ -170,7 +170,9 @@ class Training:
             "training_s": trio.current_time() - started,
             "version": node.version,
         }
-        self._trained_at = trio.current_time()
+        now = trio.current_time()
+        numbers["tokens_per_s"] = numbers["tokens/sampled"] / max(now - self._trained_at, 1e-9)
+        self._trained_at = now
         self.metrics.log(numbers, step=self.step)
         node.progress.step(self.step, numbers)
         await self.journal.append([Record(e, Use(self.step, tokens=batch.uses[e.session])) for e in episodes])
