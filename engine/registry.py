@@ -24,6 +24,8 @@ BUILTIN: dict[str, dict[str, str]] = {
     "tools": {
         "stateful_shell": "uniagent.adapters.tools.shell:StatefulShell",
         "submit": "uniagent.adapters.tools.submit:Submit",
+        "str_replace_editor": "uniagent.adapters.tools.editor:StrReplaceEditor",
+        "python": "uniagent.adapters.tools.python:Python",
     },
     "agents": {"react": "uniagent.adapters.agents.react:React"},
     "tasks": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,3 +37,32 @@ def _one_torch_thread() -> Iterator[Any]:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     yield
+
+
+@functools.cache
+def _bwrap_problem() -> str | None:
+    """Why bubblewrap does not work on this machine; asked once."""
+    from uniagent.adapters.sandboxes.bwrap import find_bwrap
+    from uniagent.engine.errors import UserError
+
+    try:
+        argv = [find_bwrap(), "--ro-bind", "/", "/", "--unshare-all", "true"]
+    except UserError as problem:
+        return str(problem)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    return done.stderr.strip() if done.returncode else None
+
+
+@pytest.fixture
+def confined() -> None:
+    """The test needs bubblewrap."""
+    if problem := _bwrap_problem():
+        pytest.skip(f"bubblewrap does not work here: {problem}")
+
+
+@pytest.fixture(params=["bwrap", "none"])
+def isolation(request: pytest.FixtureRequest) -> str:
+    """Both isolations of the local sandbox."""
+    if request.param == "bwrap":
+        request.getfixturevalue("confined")
+    return str(request.param)
