@@ -101,6 +101,7 @@ class MarkerParser:
         self._section: str | None = None
         self._region: _Open | None = None
         self._buffer = ""
+        self._called = False  # a call was begun
         self._scanned = 0  # of the buffer, already searched for the region's close
         self._space = ""  # white space that belongs to the text only if more text follows
         self._text: list[str] = []
@@ -127,7 +128,7 @@ class MarkerParser:
                 self._settle(out)
             elif not self._step(out, final=True):
                 break
-        if self._space and self._think is None and not self._calls:
+        if self._space and self._think is None and not (self._calls or self._called):
             self._emit_text(self._space, out)
         return out, Parsed("".join(self._text), "".join(self._reasoning), tuple(self._calls), self._problem)
 
@@ -150,6 +151,7 @@ class MarkerParser:
         if found in self._regions:
             self._region = self._regions[found]
             self._scanned = self._region.start
+            self._called |= not self._region.region.starts
             return True
         self._buffer = self._buffer[len(found) :]
         if found == self._think:
@@ -221,7 +223,8 @@ class MarkerParser:
                 self._emit(calls, close[1], out)
                 return
             except Malformed as problem:
-                why = str(problem)
+                if not region.keeps:  # else its close may be any bracket of an unfinished call
+                    why = str(problem)
                 if problem.name is not None and not thinking and not region.keeps:
                     self._emit([ParsedCall(problem.name, problem.arguments, why)], close[1], out)
                     return

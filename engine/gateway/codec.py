@@ -208,7 +208,7 @@ class Codec:
         end = self.encoder.ids[piece.end]
         if not turn.closed and not opens:
             yield Segment(Provenance.REPAIR, np.array([end], np.int32))
-        drop = not opens or (len(turn.ids) > 0 and turn.ids[-1] == end)
+        drop = int(not opens or (len(turn.ids) > 0 and int(turn.ids[-1]) == end))
         yield from _segments(ids[drop:], inside[drop:])
 
     # -- out

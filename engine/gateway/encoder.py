@@ -261,11 +261,16 @@ class Encoder:
         if not self._is_control[ids].any():
             return ids, spans
         # a model vocabulary that holds control tokens as whole words: letter by letter, which spells none of them
-        letters = [_arrays(self._literal.encode(c, add_special_tokens=False)) for c in text]
-        ids = np.concatenate([i for i, _ in letters])
-        spans = np.concatenate([s + n for n, (_, s) in enumerate(letters)])
-        keep = ~self._is_control[ids]
-        return ids[keep], spans[keep]
+        parts, at = [], 0
+        for n in np.flatnonzero(self._is_control[ids]).tolist():
+            parts.append((ids[at:n], spans[at:n]))
+            for position in range(*spans[n].tolist()):
+                letter, where = _arrays(self._literal.encode(text[position], add_special_tokens=False))
+                keep = ~self._is_control[letter]
+                parts.append((letter[keep], where[keep] + position))
+            at = n + 1
+        parts.append((ids[at:], spans[at:]))
+        return np.concatenate([i for i, _ in parts]), np.concatenate([s for _, s in parts])
 
 
 @frozen
