@@ -87,7 +87,7 @@ class GatewaySession:
     _attempts: set[Attempt] = field(factory=set, repr=False)
     _undelivered: dict[str, Node] = field(factory=dict, repr=False)
     _requests: Requests = field(factory=Requests, repr=False)
-    _turns: list[Mapping[str, Json]] = field(factory=list, repr=False)
+    _turns: list[dict[str, Json]] = field(factory=list, repr=False)
 
     # ------------------------------------------------------------ asking the model
 
@@ -160,9 +160,25 @@ class GatewaySession:
                 await attempt.done.wait()
         if self.export is None:
             self.export = self.tree.export()
+            self._keep_tokens(self.export)
             self._undelivered.clear()
             self.memo = None
         return self.export
+
+    def _keep_tokens(self, export: Export) -> None:
+        """Actions that stand whole in no trajectory keep their tokens in the record's turn."""
+        standing: dict[int, int] = {}
+        for trajectory in export.trajectories:
+            for action in trajectory.actions:
+                standing[action.order] = max(standing.get(action.order, 0), action.end - action.start)
+        for turn in self._turns:
+            sampled = self.tree.history.actions[turn["action"]].acted.sampled
+            if standing.get(turn["action"], 0) < len(sampled.token_ids):
+                turn["tokens"] = {
+                    "ids": sampled.token_ids.tolist(),
+                    "logprobs": sampled.logprobs.tolist(),
+                    "versions": [[v.version, v.start, v.end] for v in sampled.versions],
+                }
 
     @property
     def running(self) -> int:
@@ -301,7 +317,7 @@ class GatewaySession:
             parse_problem=decoded.problem,
         )
         self._undelivered[reply.id] = node
-        self._record(call, sampling, reply, started, ended, attempt.cause)
+        self._record(call, sampling, reply, node.order, started, ended, attempt.cause)
         if aborted:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise Problem(410, "session_finished", f"session {self.id} was finished while this answer was made")
@@ -325,12 +341,20 @@ class GatewaySession:
         )
 
     def _record(
-        self, call: ModelCall, sampling: Sampling, reply: Reply, started: float, ended: float, cause: str | None
+        self,
+        call: ModelCall,
+        sampling: Sampling,
+        reply: Reply,
+        order: int,
+        started: float,
+        ended: float,
+        cause: str | None,
     ) -> None:
         request = call.raw if isinstance(call.raw, Mapping) else {"messages": call.messages, "tools": call.tools}
         self._turns.append(
             {
                 "turn": sampling.turn,
+                "action": order,
                 "dialect": call.dialect,
                 "request": self._requests.record(sampling.turn, request),
                 "sampling": asdict(sampling),
@@ -339,7 +363,12 @@ class GatewaySession:
                 "started": started,
                 "ended": ended,
                 "finish": reply.finish,
-                "reply": reply.id,
+                "reply": {
+                    "id": reply.id,
+                    "text": reply.text,
+                    "reasoning": reply.reasoning,
+                    "calls": [asdict(c) for c in reply.calls],
+                },
                 "cause": cause,
                 "problem": reply.problem,
             }
