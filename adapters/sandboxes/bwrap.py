@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from uniagent.adapters.sandboxes.config import LocalConfig
@@ -118,12 +118,12 @@ def environment(config: LocalConfig, *, home: str, tmp: str) -> Mapping[str, str
     return {**base, **config.env}
 
 
-def limits(config: LocalConfig) -> str:
-    """Resource limits of every process, as shell for the first one."""
+def limits(config: LocalConfig, grouped: Container[str]) -> str:
+    """Resource limits of every process, as shell for the first one; ``grouped`` are the control groups' part."""
     asked: Sequence[tuple[str, int | None]] = (
-        ("-u", config.pids),
+        ("-u", None if "pids" in grouped else config.pids),
         ("-t", config.cpu_s),
         ("-f", config.file_mib and config.file_mib * 1024),
-        ("-d", config.memory_mib and config.memory_mib * 1024),
+        ("-d", None if "memory" in grouped else config.memory_mib and config.memory_mib * 1024),
     )
     return "".join(f"ulimit {flag} {value}\n" for flag, value in asked if value is not None)

@@ -15,7 +15,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,6 +67,7 @@ class Init:
         self.count = 0
         self.pid: int | None = self.process.pid if self.direct else None  # of the first process inside, on the host
         self.spawned: set[int] = set()  # host ids of what it started
+        self.enter: Callable[[int], None] | None = None  # called with its host id before anything is started
         self.closed = False
 
     async def ask(self, request: str, answer: str, *, timeout_s: float = 30.0) -> str:
@@ -128,6 +129,11 @@ class Init:
         """Start a program (shell text) with one pipe a name: ``in`` is written by us, all others are read by us. Inside
         they are the descriptors 11, 12, … in that order; 10 is a file with the bytes ``feed``, or /dev/null."""
         self.check_open()
+        if self.enter is not None:
+            await self.ask("true", "ready", timeout_s=timeout_s)
+            if (first := self._first()) is not None and self.enter is not None:
+                self.enter(first)
+            self.enter = None
         self.count += 1
         names = [f"{self.count}-{pipe}" for pipe in pipes]
         feed_name = f"{self.count}-feed"

@@ -23,6 +23,7 @@ from attrs import evolve, fields_dict, frozen
 
 from uniagent.adapters.options import options
 from uniagent.adapters.sandboxes import bwrap
+from uniagent.adapters.sandboxes.cgroups import Hierarchy, hierarchies, remove_left
 from uniagent.adapters.sandboxes.config import LocalConfig, local_config
 from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox, Place
 from uniagent.adapters.sandboxes.node_dir import MARK, NodeFolder, reap, root_folder
@@ -61,6 +62,7 @@ class LocalProvider:
         self.program: str | None = None
         self.started_once = False
         self.count = 0
+        self.groups: Mapping[str, Hierarchy] = {}
         self.warm: OrderedDict[str, tuple[LocalConfig, deque[LocalSandbox]]] = OrderedDict()
         self.retired: list[LocalSandbox] = []
         self.asked = trio.Event()
@@ -71,8 +73,10 @@ class LocalProvider:
     async def __aenter__(self) -> LocalProvider:
         fast = root_folder(fast=True)
         root = fast if self.options.storage == "memory" and not self.options.root else root_folder(self.options.root)
+        self.groups = hierarchies()
         for label in await trio.to_thread.run_sync(lambda: [*reap(root), *reap(fast)]):
             log.warning("removed what a node that crashed left behind: %s", label)
+            remove_left(self.groups, label)
         _raise_descriptor_limit()
         self.folder, self.pipes = NodeFolder(root), NodeFolder(fast)
         bwrap.make_etc(self.pipes.path / "etc")
@@ -146,7 +150,7 @@ class LocalProvider:
         self.count += 1
         place = Place(self.folder.path, self.pipes.path, self.count)
         try:
-            return LocalSandbox(place, config, program)
+            return LocalSandbox(place, config, program, self.groups)
         except OSError as problem:
             place.remove()
             raise InfraError(f"a sandbox could not be started: {problem}") from problem
@@ -226,6 +230,8 @@ def _remove_all(boxes: list[LocalSandbox]) -> None:
             send(marked(f"{MARK}={box.place.label}".encode()), signal.SIGKILL)
         with suppress(OSError):  # a process that would not die may still write: reaped at the next start
             box.place.remove()
+        if box.group is not None:
+            box.group.close()
 
 
 def _raise_descriptor_limit() -> None:

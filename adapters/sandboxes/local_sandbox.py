@@ -17,6 +17,7 @@ import trio
 from attrs import frozen
 
 from uniagent.adapters.sandboxes import bwrap, hostfiles
+from uniagent.adapters.sandboxes.cgroups import Group, Hierarchy
 from uniagent.adapters.sandboxes.config import LocalConfig
 from uniagent.adapters.sandboxes.init import BASH, Init
 from uniagent.adapters.sandboxes.node_dir import MARK
@@ -64,8 +65,9 @@ class LocalSandbox:
     """``engine.ports.Sandbox`` on this machine. The file methods raise OSError as the calls of the same name do; a
     symbolic link is never followed (ELOOP)."""
 
-    def __init__(self, place: Place, config: LocalConfig, program: str | None) -> None:
-        """``program`` is bubblewrap's path, None for isolation none. On the main thread (see ``Init``)."""
+    def __init__(self, place: Place, config: LocalConfig, program: str | None, groups: Mapping[str, Hierarchy]) -> None:
+        """``program`` is bubblewrap's path, None for isolation none; ``groups`` the usable control groups. On the main
+        thread (see ``Init``)."""
         self.place, self.config = place, config
         work, tmp, run = f"{place.folder}/work", f"{place.folder}/tmp", place.pipes
         for path in (place.folder, work, tmp, run):
@@ -81,7 +83,11 @@ class LocalSandbox:
             self.mounts = {str(self.workdir): work, "/tmp": tmp}
         self.plant(config.files)
         env = {**bwrap.environment(config, home=home, tmp=home), **({} if program else {MARK: place.label})}
-        self.init = Init(argv, env, cwd=work, run=run, inner_run=inner_run, limits=bwrap.limits(config))
+        self.init = Init(argv, env, cwd=work, run=run, inner_run=inner_run, limits=bwrap.limits(config, groups))
+        self.group = None
+        if groups and (config.memory_mib or config.pids):
+            self.group = Group(groups, place.label.strip("/").replace("/", "-"), config.memory_mib, config.pids)
+            self.init.enter = self.group.enter
         self._shell = LocalShell(self.init, config.output_bytes)
 
     def plant(self, files: Mapping[str, str]) -> None:
