@@ -125,6 +125,8 @@ class TurnTree:
             action = back.node.acted
             action.echoes.setdefault(back.tier, back)
             action.kept = max(action.kept, back.kept)
+            if back.tier == "edited":
+                self._answers.add(back.message, back.node, back.kept)
         request = Request(place.at, place.known, end, place.tool_names, place.call.stop)
         self.history.requests.append(request)
         node = end
@@ -226,8 +228,8 @@ class TurnTree:
                 return child
         node = self._node(parent, pending.message, moved=pending.moved)
         same.append(node)
-        if pending.moved is not None and pending.moved[1] < pending.moved[0].acted.size:
-            self._answers.add(pending.message, *pending.moved)
+        if pending.message.role != "assistant":
+            parent.memo = pending.message, ((node, None),)
         return node
 
     def _checked(self, delta: tuple[Segment, ...]) -> Delta:

@@ -15,6 +15,9 @@ from uniagent.engine.trajectory.types import Export, Provenance
 WORDS = ("a", "b", "ok", "the file is there")
 
 
+WHOLE = -1
+
+
 class Talk:
     """One conversation of the harness, as it holds it."""
 
@@ -28,16 +31,23 @@ class Session:
     def __init__(self, rng: Any, policy: TreePolicy, checked: bool = True) -> None:
         self.rng, self.h, self.checked = rng, Harness(policy), checked
         self.talks = [Talk([SYS, USER])]
+        self.open: list[Asked] = []  # requests that the engine takes long to answer
+        self.held: dict[int, tuple[Message, Node | None, int]] = {}  # assistant messages, as what the harness means
 
     def run(self, steps: int) -> Harness:
         moves: list[Callable[[Talk], None]] = [self.turn] * 9 + [
             self.retry, self.overlap, self.refused_request, self.broken, self.cut, self.one_off, self.rewind,
-            self.compact, self.trim, self.change_tools, self.subagent, self.title, self.forget, self.bigger, self.guard,
+            self.compact, self.trim, self.change_tools, self.subagent, self.title, self.forget, self.bigger,
+            self.guard, self.wander,
         ]  # fmt: skip
         for _ in range(steps):
             self.rng.choice(moves)(self.rng.choice(self.talks))
+            if self.open and self.rng.random() < 0.3:
+                self.settle()
             if self.checked:
                 check(self.h)
+        while self.open:
+            self.settle()
         return self.h
 
     # ---- parts
@@ -58,7 +68,39 @@ class Session:
         )
 
     def ask(self, talk: Talk, answer: Answer | None = None, delivered: bool = True) -> Node:
-        return self.end(self.h.start(talk.messages, talk.tools), answer or self.answer(), delivered)
+        return self.end(self.start(talk), answer or self.answer(), delivered)
+
+    def start(self, talk: Talk) -> Asked:
+        asked = self.h.start(talk.messages, talk.tools)
+        if self.checked:
+            self.stands_as_meant(asked)
+        return asked
+
+    def hold(self, message: Message, node: Node | None, kept: int = WHOLE) -> Message:
+        """The harness means this action by a message, or the first ``kept`` tokens of it, or (None) nothing we said."""
+        self.held[id(message)] = message, node, kept
+        return message
+
+    def stands_as_meant(self, asked: Asked) -> None:
+        """Every assistant message of a request stands in the tree as what the harness means by it."""
+        place = asked.place
+        stands = [(n, n.acted.size) if n.action else n.moved for n in place.node.path()[1:]]
+        stands += [p.moved for p in place.fresh if p.message.role != "tools"]
+        for message, found in zip(place.call.messages, stands, strict=True):
+            if id(message) not in self.held:
+                continue
+            _, meant, kept = self.held[id(message)]
+            if meant is None:
+                assert found is None, "what the harness wrote is content"
+            elif kept != WHOLE:
+                assert found in (None, (meant, kept)), "the head of a cut stream"
+            elif any(c.id for c in message.calls):
+                assert found == (meant, meant.acted.size), "by its id, it is that action"
+            elif meant.message.calls and not message.calls:
+                assert found in (None, (meant, meant.acted.size)), "written out as text"
+            else:
+                assert found is not None, "what we sampled stays what we sampled"
+                assert found[1] == found[0].acted.size
 
     def end(self, asked: Asked, answer: Answer | None, delivered: bool = True) -> Node:
         node = self.h.finish(asked, answer, delivered)
@@ -68,6 +110,8 @@ class Session:
 
     def go_on(self, talk: Talk, node: Node, back: Message | None) -> None:
         """The harness holds an answer as ``back`` and adds what it has to say to it."""
+        if back is not None and id(back) not in self.held:
+            self.hold(back, node)
         more = [result(node, self.say(), k) for k in range(len(node.message.calls))] if back and back.calls else []
         talk.messages = [*talk.messages, *([back] if back else []), *(more or [Message("user", self.say())])]
 
@@ -82,16 +126,17 @@ class Session:
             return alter(m, calls=tuple(alter(c, id=None) for c in m.calls))
         if how == "object" and not bad:
             return alter(m, calls=tuple(alter(c, arguments=dict(reversed((c.value or {}).items()))) for c in m.calls))
-        if how == "repair" and bad:
+        named = all(c.id for c in m.calls)
+        if how == "repair" and bad and named:
             self.h.met("repaired", node)
             return alter(m, calls=tuple(alter(c, name="invalid", arguments={"raw": c.arguments}) for c in m.calls))
-        if how == "text" and m.calls:
+        if how == "text" and m.calls and named:
             self.h.met("written out", node)
             called = " ".join(f"{c.id} {c.name} {c.arguments if bad else json.dumps(c.value)}" for c in m.calls)
             return Message("assistant", f"{m.text} {called}")
         if how == "replace":
             self.h.met("replaced", node)
-            return Message("assistant", "by hand " + self.say())
+            return self.hold(Message("assistant", "by hand " + self.say()), None)
         if how == "drop":
             self.h.met("refused" if bad else "dropped", node)
             return None
@@ -111,13 +156,15 @@ class Session:
         self.go_on(talk, second, second.message)
 
     def overlap(self, talk: Talk) -> None:
-        started = [self.h.start(talk.messages, talk.tools) for _ in range(self.rng.randint(2, 3))]
-        nodes = [self.end(s, self.answer()) for s in started]
+        first, second = self.start(talk), self.start(talk)
+        nodes = [self.end(second, self.answer())]
+        third = self.start(talk)  # beside the first only
+        nodes += [self.end(first, self.answer()), self.end(third, self.answer())]
         self.h.met("overlapping", *nodes)
         self.go_on(talk, node := self.rng.choice(nodes), node.message)
 
     def refused_request(self, talk: Talk) -> None:
-        self.end(self.h.start(talk.messages, talk.tools), None)
+        self.end(self.start(talk), None)
 
     def broken(self, talk: Talk) -> None:
         """The connection breaks before the last byte; the gateway may notice late."""
@@ -125,7 +172,7 @@ class Session:
             lost = self.ask(talk, delivered=False)
             again = self.ask(talk)
         else:
-            first, second = (self.h.start(talk.messages, talk.tools) for _ in range(2))
+            first, second = (self.start(talk) for _ in range(2))
             lost = self.end(first, self.answer(), delivered=False)
             again = self.end(second, self.answer())
         self.h.met("undelivered", lost)
@@ -133,10 +180,12 @@ class Session:
 
     def cut(self, talk: Talk) -> None:
         """A cut stream is taken for the end."""
-        node = self.ask(talk, Answer("one two three", self.rng.choice([(), LS])), delivered=False)
+        one = f"one{self.h.serial}"
+        node = self.ask(talk, Answer(f"{one} two three", self.rng.choice([(), LS])), delivered=False)
         self.h.met("cut", node)
-        kept = self.rng.choice(["one", "one two", "one two "])
-        talk.messages = [*talk.messages, Message("assistant", kept), Message("user", self.say())]
+        kept = self.rng.choice([one, f"{one} two", f"{one} two "])
+        head = self.hold(Message("assistant", kept), node, len(kept.split()))
+        talk.messages = [*talk.messages, head, Message("user", self.say())]
 
     def one_off(self, talk: Talk) -> None:
         """An answer is left out of one request and comes back in the next."""
@@ -153,11 +202,18 @@ class Session:
             talk.messages = [*talk.messages[: self.rng.choice(at[:-1])], Message("user", "no, " + self.say())]
 
     def compact(self, talk: Talk) -> None:
+        """The history gives way to a summary, some of its end is kept; or the last answer alone gives way."""
         text = f"summary number {self.h.serial} of all that was done"
-        self.ask(Talk([*talk.messages, Message("user", "summarise")], self.rng.choice([(), talk.tools])), Answer(text))
         self.h.met("compacted")
-        k = self.rng.randint(1, len(talk.messages))
-        talk.messages = [*talk.messages[:1], Message("user", "so far: " + text), *talk.messages[k:]]
+        if self.rng.random() < 0.3:
+            self.ask(talk)
+            self.ask(Talk([Message("system", "you summarise"), Message("user", "transcript")], ()), Answer(text))
+            talk.messages = [*talk.messages, Message("user", "so far: " + text)]
+        else:
+            asked = [*talk.messages, Message("user", "summarise")]
+            self.ask(Talk(asked, self.rng.choice([(), talk.tools])), Answer(text))
+            k = self.rng.randint(1, len(talk.messages))
+            talk.messages = [*talk.messages[:1], Message("user", "so far: " + text), *talk.messages[k:]]
 
     def trim(self, talk: Talk) -> None:
         at = [i for i, m in enumerate(talk.messages) if m.role == "tool"]
@@ -173,7 +229,7 @@ class Session:
     def subagent(self, talk: Talk) -> None:
         if len(self.talks) < 4:
             pair = [Talk([Message("system", f"you help {self.say()}"), USER], tools("run", f"t{i}")) for i in range(2)]
-            started = [self.h.start(t.messages, t.tools) for t in pair]
+            started = [self.start(t) for t in pair]
             for t, s in zip(pair, started, strict=True):
                 node = self.end(s, Answer("on it", LS))
                 self.h.met("subagents", node)
@@ -199,11 +255,21 @@ class Session:
         fixed = tuple(alter(c, arguments={"cmd": "l"}) for c in second.message.calls)
         self.go_on(talk, second, alter(second.message, calls=fixed))
 
+    def wander(self, talk: Talk) -> None:
+        """A request whose answer comes much later; it may hold what another request holds, or answers."""
+        known = [Message("assistant", WORDS[0]), *(n.message for n in self.h.tree.history.actions[-3:])]
+        extra = [self.rng.choice(known), Message("user", self.say())] if self.rng.random() < 0.5 else []
+        self.open.append(self.h.start([*talk.messages, *extra], talk.tools))
+
+    def settle(self) -> None:
+        asked = self.open.pop(self.rng.randrange(len(self.open)))
+        self.end(asked, self.rng.choice([None, Answer("late"), self.answer()]), self.rng.random() < 0.7)
+
     def guard(self, talk: Talk) -> None:
         node = self.ask(talk, Answer("go", (("run", '{"cmd": "rm -r /"}'),)))
         self.h.met("guarded", node)
         safe = tuple(Call(c.id, c.name, {"cmd": "true"}) for c in node.message.calls)
-        self.go_on(talk, node, alter(node.message, calls=safe))
+        self.go_on(talk, node, self.hold(alter(node.message, calls=safe), None))
 
 
 def rows(h: Harness, out: Export) -> set[str]:

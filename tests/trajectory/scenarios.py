@@ -222,6 +222,33 @@ def an_answer_left_out_and_brought_back_is_live() -> None:
 
 
 @scenario
+def a_talk_that_goes_on_without_the_answer_drops_it() -> None:
+    line = "all the files are where they should be"
+    note = [SYS, USER, user("note")]
+    h = Harness()
+    first = h.ask(note, "noted")
+    h.ask([SYS, USER], line)
+    elsewhere = [Message("system", "you help"), USER, user(line)]
+    h.ask(elsewhere, "yes", tools=tools("read"))  # it comes back, but not in its place
+    h.ask([*note, first.message, USER], "well")
+    assert fates(h) == ["live", "dropped", "live", "live"]
+
+
+@scenario
+def a_message_that_was_content_when_it_was_asked_stays_content() -> None:
+    h = Harness()
+    talk = [SYS, user("other"), Message("assistant", "same"), USER]
+    early = h.start(talk)  # nobody has said "same" yet
+    h.ask([SYS, USER], "same")
+    late = h.ask(talk, "late")
+    a = h.finish(early, Answer("early"))
+    assert h.prompts[a.order] != h.prompts[late.order]
+    assert a.parent is not late.parent
+    assert [s.order for t in h.export().trajectories for s in t.actions] == [0, 0, 1, 2]
+    check(h)
+
+
+@scenario
 def a_final_answer_stays_when_a_one_off_request_leaves_it_out() -> None:
     for rewind in ("split", "discard"):
         h = Harness(TreePolicy(rewind=rewind))
@@ -456,6 +483,18 @@ def a_trimmed_result_and_changed_tools_start_a_chain() -> None:
         assert len(out.trajectories) == 2
         assert out.ledger.trainable == h.sampled
         assert [s.home for s in out.trajectories[1].actions] in ([True, False, True], [False, False, True])
+
+
+@scenario
+def calls_written_out_as_text_are_recognised_after_compaction_too() -> None:
+    h = Harness()
+    a = h.ask([SYS, USER], "go", LS)
+    written = Message("assistant", f"go: run {a.message.calls[0].id}")
+    h.ask([SYS, USER, written, user("ok")], "then")
+    h.ask([SYS, user("summary"), written, user("ok")], "done")
+    new = h.export().trajectories[1]
+    assert fates(h) == ["live"] * 3
+    assert [(s.order, s.home) for s in new.actions] == [(0, False), (2, True)]
 
 
 @scenario
