@@ -8,11 +8,15 @@ processes; ``uniagent sandbox doctor`` says which it is. Knows nothing of sandbo
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
+
+from uniagent.adapters.sandboxes.processes import send
 
 CONTROLLERS = ("memory", "pids")
 
@@ -110,10 +114,19 @@ class Group:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """Remove the groups; their processes are gone."""
+        """End what is left in the groups and remove them. Blocks up to a second for what is slow to die; a group that
+        stays is removed at the next start."""
         for folder in self.folders:
-            with suppress(OSError):  # a process that does not die keeps it; the next start removes it
-                folder.rmdir()
+            for _ in range(100):
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    with suppress(OSError):
+                        send(map(int, (folder / "cgroup.procs").read_text().split()), signal.SIGKILL)
+                    time.sleep(0.01)
         self.folders = []
 
 
