@@ -52,7 +52,7 @@ class Sampled:
     kept: tuple[Ids | None, ...] | None = None
     used: int | None = None  # None: all
     closed: bool = True  # the last used token ends the turn in the template's sense; else a repair will
-    text_ends: Ids | None = None  # [T] characters of the answer's text that are out with each token; where streamed
+    text_ends: Ids | None = None  # [T] characters of the reply's text that are out once each token is; where streamed
 
     @property
     def said(self) -> Ids:
