@@ -1,1 +1,1 @@
-"""The turn tree of a session, and what it exports: ``tree`` is the door, ``types`` what comes out."""
+"""What the model saw and said: the turn tree of a session, its fates, its ledger, its training arrays."""
