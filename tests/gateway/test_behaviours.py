@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from gateway_kit import END, Model, Say, call_text, client_of, decode
 from harness_wire import WIRES, Answered, Call, ChatWire, Harness, Result, Said, Style
 
@@ -56,7 +56,7 @@ class Behaviour:
     script: Sequence[str | Say]
     act: Callable[[Harness, Model], Awaitable[None]]
     check: Callable[[Done], None]
-    policy: TreePolicy = TreePolicy()
+    policy: TreePolicy = field(factory=TreePolicy)
     dialects: tuple[str, ...] = tuple(WIRES)
     streams: tuple[bool, ...] = (False, True)
 
@@ -170,7 +170,8 @@ async def renames_a_call_that_names_no_tool(h: Harness, model: Model) -> None:
 async def turns_calls_into_text(h: Harness, model: Model) -> None:
     answer = await h.ask([TASK])
     (call,) = answer.calls
-    text = f"{answer.text.strip()}\nCalling tools:\n{[{'id': call.id, 'name': call.name, 'arguments': json.loads(call.arguments)}]}"
+    shown = [{"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}]
+    text = f"{answer.text.strip()}\nCalling tools:\n{shown}"
     await h.ask([TASK, Answered(text), Said("Observation:\na.txt")])
 
 

@@ -126,7 +126,7 @@ async def test_counting_tokens_is_true_and_changes_nothing():
 
 async def test_a_session_from_opening_to_deleting():
     gateway = gateway_of(["one", "two"])
-    async with serving(gateway) as server, httpx.AsyncClient() as http:
+    async with serving(gateway) as server, httpx.AsyncClient(verify=False) as http:
         headers = {"authorization": f"Bearer {ADMIN}"}
         origin = gateway.origin
         opened = await http.post(origin + "/sessions", json={"session_id": "a/b"}, headers=headers)
@@ -157,9 +157,14 @@ async def test_a_session_from_opening_to_deleting():
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/sessions"), ("GET", "/sessions/s"), ("POST", "/sessions/s/reward"), ("POST", "/sessions/s/finish"),
-     ("DELETE", "/sessions/s")],
-)  # fmt: skip
+    [
+        ("POST", "/sessions"),
+        ("GET", "/sessions/s"),
+        ("POST", "/sessions/s/reward"),
+        ("POST", "/sessions/s/finish"),
+        ("DELETE", "/sessions/s"),
+    ],
+)
 async def test_the_sessions_api_needs_the_admin_token(method, path):
     async with client_of([]) as client:
         for headers in ({}, {"authorization": "Bearer no"}, {"x-api-key": client.api_key}):
@@ -170,10 +175,22 @@ async def test_the_sessions_api_needs_the_admin_token(method, path):
 
 @pytest.mark.parametrize(
     "body",
-    [{"session_id": ""}, {"session_id": "a\nb"}, {"session_id": 3}, {"sampling": []}, {"sampling": {"temprature": 1}},
-     {"sampling": {"temperature": "1"}}, {"sampling": {"temperature": 0}, "training": True}, {"sampling": {"top_p": 2}},
-     {"sampling": {"max_tokens": 0}}, {"sampling": {"max_tokens": 1.5}}, {"training": 1}, {"extra": 1}, {"session_id": "s"}],
-)  # fmt: skip
+    [
+        {"session_id": ""},
+        {"session_id": "a\nb"},
+        {"session_id": 3},
+        {"sampling": []},
+        {"sampling": {"temprature": 1}},
+        {"sampling": {"temperature": "1"}},
+        {"sampling": {"temperature": 0}, "training": True},
+        {"sampling": {"top_p": 2}},
+        {"sampling": {"max_tokens": 0}},
+        {"sampling": {"max_tokens": 1.5}},
+        {"training": 1},
+        {"extra": 1},
+        {"session_id": "s"},
+    ],
+)
 async def test_a_session_that_cannot_be_opened_says_why(body):
     async with client_of([]) as client:
         answer = await client.admin("POST", "/sessions", body)
@@ -191,7 +208,7 @@ async def test_a_reward_must_be_a_number(reward):
 async def test_sampling_of_a_session_is_what_was_asked_for():
     model = Model(["a"])
     gateway = gateway_of(model)
-    async with serving(gateway), httpx.AsyncClient() as http:
+    async with serving(gateway), httpx.AsyncClient(verify=False) as http:
         wanted = {"sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "max_tokens": 33}}
         headers = {"x-api-key": ADMIN}
         address = (await http.post(gateway.origin + "/sessions", json=wanted, headers=headers)).json()
@@ -226,8 +243,18 @@ async def test_metrics_are_prometheus_text():
 
 
 BROKEN: list[bytes] = [
-    b"", b"{", b"[]", b"null", b'"x"', b"{}", b"\xff\xfe", b'{"messages":NaN}', b'{"messages":5,"input":5}',
-    b'{"messages":[],"input":[]}', b'{"messages":[5],"input":[5]}', b'{"messages":[{"role":"king"}],"input":[{"role":"king"}]}',
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"x"',
+    b"{}",
+    b"\xff\xfe",
+    b'{"messages":NaN}',
+    b'{"messages":5,"input":5}',
+    b'{"messages":[],"input":[]}',
+    b'{"messages":[5],"input":[5]}',
+    b'{"messages":[{"role":"king"}],"input":[{"role":"king"}]}',
     b'{"messages":[{"role":"user","content":5}],"input":[{"role":"user","content":5}]}',
     b'{"messages":[{"role":"user","content":[5]}],"input":[{"role":"user","content":[5]}]}',
     b'{"messages":[{"role":"user","content":[{"type":"image"}]}],"input":[{"role":"user","content":[{"type":"input_image"}]}]}',
@@ -243,7 +270,7 @@ BROKEN: list[bytes] = [
     b'{"messages":[{"role":"user","content":"x"}],"input":"x","model":5}',
     b'{"messages":[{"role":"user","content":' + b"[" * 50_000 + b'}],"input":1}',
     b'{"messages":[{"role":"user","content":"x"}],"input":"x","x":' + b"[" * 50_000 + b"}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("path", [path for path, _ in DIALECTS])
@@ -336,10 +363,13 @@ async def test_duplicate_ids_are_taken(path, body):
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "r"}
     histories = {
-        "/v1/chat/completions": [{"role": "assistant", "tool_calls": [call, call]}, *[{"role": "tool", "tool_call_id": "c", "content": "r"}] * 2],
+        "/v1/chat/completions": [
+            {"role": "assistant", "tool_calls": [call, call]},
+            *[{"role": "tool", "tool_call_id": "c", "content": "r"}] * 2,
+        ],
         "/v1/messages": [{"role": "assistant", "content": [use, use]}, {"role": "user", "content": [result, result]}],
         "/v1/responses": [item, item, output, output],
-    }  # fmt: skip
+    }
     async with client_of(["hello"]) as client:
         key = "input" if "responses" in path else "messages"
         answer = await client.post(path, {**body, key: [USER, *histories[path]]})
@@ -409,7 +439,7 @@ async def test_http_1_0_and_head_requests():
 
 async def test_draining_finishes_answers_and_closes_the_rest():
     gateway = gateway_of([Say("slow", delay_s=0.2)])
-    async with serving(gateway) as server, httpx.AsyncClient() as http:
+    async with serving(gateway) as server, httpx.AsyncClient(verify=False) as http:
         session = gateway.open("s", SessionSampling())
         await http.get(gateway.origin + "/healthz")
         answers: list[httpx.Response] = []
