@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 import trio
 
-from uniagent.engine.ports import Completed, Sandbox
+from uniagent.engine.ports import Completed, ModelEndpoint, Sandbox
 
 Check = Callable[[Sandbox], Awaitable[None]]
 CHECKS: list[Check] = []
@@ -375,3 +376,31 @@ async def trees_up_and_down(sandbox: Sandbox) -> None:
         await sandbox.upload(source / "data.bin", sandbox.workdir / "one.bin")
         await sandbox.download(sandbox.workdir / "one.bin", Path(temporary, "one.bin"))
         assert Path(temporary, "one.bin").read_bytes() == bytes(range(256))
+
+
+# ---------------------------------------------------------------- the way to the model
+
+
+@check
+async def programs_inside_reach_the_gateway(sandbox: Sandbox) -> None:
+    async def shout(stream: trio.SocketStream) -> None:
+        async with stream:
+            while data := await stream.receive_some():
+                await stream.send_all(data.upper())
+
+    async def serve(listener: trio.SocketListener) -> None:
+        await trio.serve_listeners(shout, [listener])
+
+    async with trio.open_nursery() as nursery:
+        (outside,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(serve, outside)
+        origin = f"http://127.0.0.1:{outside.socket.getsockname()[1]}"
+        async with sandbox.reach(ModelEndpoint(f"{origin}/s/1", "key", "policy", serve=serve)) as near:
+            url = urlsplit(near.base_url)
+            assert (url.scheme, url.path, near.openai_base_url) == ("http", "/s/1", f"{near.base_url}/v1")
+            talk = (
+                f"exec 3<>/dev/tcp/{url.hostname}/{url.port}; echo one >&3; read x <&3; echo $x; echo two >&3; cat <&3"
+            )
+            done = await sandbox.exec(["timeout", "5", "bash", "-c", talk], timeout_s=PATIENCE_S)
+            assert done.output == b"ONE\nTWO\n", done
+        nursery.cancel_scope.cancel()

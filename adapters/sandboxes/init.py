@@ -171,6 +171,14 @@ class Init:
     def _inside(self, name: str) -> str:
         return shlex.quote(f"{self.inner_run}/{name}")
 
+    async def first(self) -> int:
+        """Host id of the first process inside. Raises InfraError when there is none."""
+        await self.ask("true", "$?")
+        pid = self._first()
+        if pid is None:
+            raise InfraError("the sandbox is gone: its first process ended")
+        return pid
+
     def strays(self) -> list[int]:
         """Host ids of init's children that it did not start itself: processes whose parents ended."""
         first = self._first()

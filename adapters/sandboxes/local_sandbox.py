@@ -9,7 +9,8 @@ import errno
 import os
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -20,12 +21,13 @@ from uniagent.adapters.sandboxes import bwrap, hostfiles
 from uniagent.adapters.sandboxes.cgroups import Group, Hierarchy
 from uniagent.adapters.sandboxes.config import LocalConfig
 from uniagent.adapters.sandboxes.init import BASH, Init
+from uniagent.adapters.sandboxes.loopback import inside
 from uniagent.adapters.sandboxes.node_dir import MARK
 from uniagent.adapters.sandboxes.pipes import Capped, Collector
 from uniagent.adapters.sandboxes.processes import kill_trees
 from uniagent.adapters.sandboxes.shell import LocalShell
 from uniagent.engine.errors import InfraError
-from uniagent.engine.ports import Completed
+from uniagent.engine.ports import Completed, ModelEndpoint
 
 # descriptors 11, 12, 13: stdout, stderr, status; 10 is stdin
 EXEC = "( cd -- {cwd} && exec {argv} ) <&10 >&11 2>&12 10<&- 11>&- 12>&- 13>&-; printf '%d\\n' $? >&13"
@@ -143,6 +145,15 @@ class LocalSandbox:
                 started.close()
         (output, dropped), (errors, dropped_errors) = out.finish(), err.finish()
         return Completed(code, output, errors, dropped + dropped_errors, trio.current_time() - began)
+
+    @asynccontextmanager
+    async def reach(self, model: ModelEndpoint) -> AsyncIterator[ModelEndpoint]:
+        """See the port. Where the network is this machine's, the endpoint as it is."""
+        if self.init.direct or self.config.network == "host":
+            yield model
+            return
+        async with inside(model, await self.init.first()) as near:
+            yield near
 
     # ------------------------------------------------------------ files
 

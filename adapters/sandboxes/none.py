@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, NoReturn
 
 from uniagent.engine.errors import UserError
-from uniagent.engine.ports import Json, Sandbox
+from uniagent.engine.ports import Json, ModelEndpoint, Sandbox
 
 
 class NoneProvider:
@@ -46,3 +46,6 @@ class NoSandbox:
         )
 
     exec = shell = upload = download = write = read = files = _refuse
+
+    def reach(self, model: ModelEndpoint) -> AbstractAsyncContextManager[ModelEndpoint]:
+        return nullcontext(model)
