@@ -6,7 +6,7 @@ frozen value or a Protocol, and importing it loads neither torch nor transformer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 if TYPE_CHECKING:
+    from trio import SocketListener
+
     from uniagent.engine.messages import Delta, ModelCall, Problem, Reply
 
 Json: TypeAlias = Any  # a JSON value: None, bool, int, float, str, list, dict
@@ -224,6 +226,11 @@ class Sandbox(Protocol):
         (``b"<symlink>"``), so that verifiers can compare whole trees."""
         ...
 
+    def reach(self, model: ModelEndpoint) -> AbstractAsyncContextManager[ModelEndpoint]:
+        """The endpoint as programs inside reach it while the block lasts: the same, or with another ``base_url``. In a
+        sandbox without a network this opens the way to the gateway, and to nothing else."""
+        ...
+
 
 class SandboxProvider(Protocol):
     """Opens sandboxes of one backend; owned by the node, shared by all sessions."""
@@ -278,12 +285,15 @@ class Toolbox(Protocol):
 @frozen
 class ModelEndpoint:
     """The live policy, as an agent reaches it: over HTTP by (base_url, api_key, model_name), where base_url ends
-    before ``/v1``, or in this process through ``complete``, which is the same gateway session without a socket."""
+    before ``/v1``, or in this process through ``complete``, which is the same gateway session without a socket.
+    ``serve`` answers requests on one more listening socket until it is cancelled: the way in for a sandbox whose
+    loopback is its own."""
 
     base_url: str
     api_key: str
     model_name: str
     complete: Callable[[ModelCall], Any] | None = field(default=None, repr=False, eq=False)  # async -> Reply
+    serve: Callable[[SocketListener], Awaitable[None]] | None = field(default=None, repr=False, eq=False)
 
     @property
     def openai_base_url(self) -> str:

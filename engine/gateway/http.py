@@ -306,13 +306,18 @@ class HttpServer:
     limits: Limits = field(factory=Limits)
     connections: set[Connection] = field(factory=set)
     draining: bool = False
-    _accepting: trio.CancelScope = field(factory=trio.CancelScope)
+    _accepting: set[trio.CancelScope] = field(factory=set)
 
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
-        """Runs until cancelled, or until a drain has ended the last connection."""
+        """Runs until cancelled, or until a drain has ended the last connection. May run several times at once, each
+        with listeners of its own."""
         async with trio.open_nursery() as connections:
-            with self._accepting:
-                await trio.serve_listeners(self._one, list(listeners), handler_nursery=connections)
+            with trio.CancelScope() as accepting:
+                self._accepting.add(accepting)
+                try:
+                    await trio.serve_listeners(self._one, list(listeners), handler_nursery=connections)
+                finally:
+                    self._accepting.discard(accepting)
 
     async def _one(self, stream: trio.SocketStream) -> None:
         connection = Connection(stream, self.limits, self.handler, lambda: self.draining)
@@ -326,7 +331,8 @@ class HttpServer:
         """Accepts no more; closes idle connections at once, each other one after its answer, and those that are left
         when the time is over by force."""
         self.draining = True
-        self._accepting.cancel()
+        for accepting in self._accepting:
+            accepting.cancel()
         with trio.move_on_after(within_s):
             while self.connections:
                 for connection in self.connections:

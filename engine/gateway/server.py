@@ -397,5 +397,6 @@ async def listen(
     port = listeners[0].socket.getsockname()[1]
     host = "127.0.0.1" if settings.host in ("", "0.0.0.0", "::") else settings.host
     gateway.origin = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    gateway.serve = lambda listener: server.http.serve([listener])
     task_status.started(gateway.origin)
     await server.http.serve(listeners)

@@ -2,16 +2,17 @@
 
 Invariants: an id is opened once while it is in the store; a session's key is the only way in and cannot be guessed
 (it is a keyed hash of the id, so that it is known before the session is opened and says nothing about others); at
-most ``max_sessions`` are in the store. Knows no socket: ``origin`` is set by the server once it listens.
+most ``max_sessions`` are in the store. Knows no socket: ``origin`` and ``serve`` are set by the server once it listens.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from attrs import define, field
+from trio import SocketListener
 
 from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.session import GatewaySession, SessionParts
@@ -33,6 +34,7 @@ class Gateway:
     max_sessions: int = 20000
     model_name: str = "policy"
     origin: str = ""  # http://host:port, once a server listens
+    serve: Callable[[SocketListener], Awaitable[None]] | None = None  # that server, on one more listener
     secret: bytes = field(factory=lambda: secrets.token_bytes(32), repr=False)
     on_export: Callable[[GatewaySession], None] | None = None
     _by_id: dict[str, GatewaySession] = field(factory=dict, repr=False)
@@ -41,7 +43,7 @@ class Gateway:
     def address(self, session_id: str) -> ModelEndpoint:
         """How a session is reached over HTTP, known before it is opened."""
         token = hashlib.blake2b(session_id.encode(), key=self.secret, digest_size=18).hexdigest()
-        return ModelEndpoint(f"{self.origin}/s/{token}", KEY_PREFIX + token, self.model_name)
+        return ModelEndpoint(f"{self.origin}/s/{token}", KEY_PREFIX + token, self.model_name, serve=self.serve)
 
     def runtime(self, session_id: str) -> dict[str, str]:
         """The live endpoint as Task Configs take it."""
