@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 import trio
 from attrs import evolve
 
-from uniagent.engine.errors import InfraError
+from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import ModelEndpoint
 
 PROGRAM = Path(__file__).with_name("netns_socket.py")
@@ -45,11 +45,12 @@ def _received(sent_by: socket.socket) -> socket.socket:
 
 @asynccontextmanager
 async def inside(model: ModelEndpoint, pid: int) -> AsyncIterator[ModelEndpoint]:
-    """The endpoint on the loopback of a process's network namespace, for as long as the block lasts. Raises InfraError
-    for an endpoint that only listens elsewhere."""
+    """The endpoint on the loopback of a process's network namespace, for as long as the block lasts. Raises UserError
+    for an endpoint that this process does not serve, InfraError where the namespace cannot be joined."""
     if model.serve is None:
-        raise InfraError(
-            f"{model.base_url!r} cannot be reached from a sandbox without a network: nothing serves it there"
+        raise UserError(
+            f"{model.base_url!r} cannot be reached from a sandbox without a network, because another process serves it: "
+            "set network = 'host' in the sandbox section"
         )
     listener = await listen_inside(pid)
     async with trio.open_nursery() as nursery:
