@@ -38,6 +38,10 @@ class Worker(Protocol):
     """What the thread steps: ``busy`` and ``step`` run on the thread, ``deliver`` and ``fail`` on the trio loop."""
 
     def busy(self) -> bool: ...
+    def gather_s(self) -> float:
+        """Seconds the next step may wait for more to do: fewer, fuller steps."""
+        ...
+
     def step(self) -> Any:
         """What ``deliver`` gets; None: nothing to deliver."""
         ...
@@ -190,7 +194,12 @@ class Accelerator:
         return True
 
     def _loop(self) -> None:
-        while self._serve(block=not any(worker.busy() for worker in self._workers)):
+        while True:
+            patience = self._patience()
+            if not self._serve(patience):
+                return
+            if patience is None:
+                continue  # what woke the thread may be worth waiting for more
             batches = []
             for worker in tuple(self._workers):
                 if worker.busy():
@@ -202,19 +211,29 @@ class Accelerator:
             if batches and not self._tell(self._on_step, batches):
                 return
 
-    def _serve(self, *, block: bool) -> bool:
-        """Serve queued commands up to the first call, which is run; False: stop."""
+    def _patience(self) -> float | None:
+        """Seconds to wait for commands before the next round of steps; None: until one comes."""
+        busy = [worker.gather_s() for worker in self._workers if worker.busy()]
+        return min(busy) if busy else None
+
+    def _serve(self, patience: float | None) -> bool:
+        """Serve commands for ``patience`` seconds, at least those that are there, up to the first call, which is run;
+        None: serve one, however long it takes to come. False: stop."""
+        until = time.perf_counter() + (patience or 0.0)
         while True:
+            left = until - time.perf_counter() if patience else 0.0
             try:
-                command = self._commands.get(block)
+                command = self._commands.get(patience is None or left > 0, left if left > 0 else None)
             except queue.Empty:
                 return True
-            block = False
             if isinstance(command, _Stop):
                 return False
             if isinstance(command, _Call):
                 return self._answer(command)
             command()
+            if patience is None:
+                return True
+            patience = patience and self._patience()
 
     def _answer(self, call: _Call) -> bool:
         if call.dropped:

@@ -66,6 +66,9 @@ class Engine:
     slots: int = key(64, "requests decoded at once", at_least=1)
     context: int = key(512, "longest prompt + generation, in tokens", at_least=16)
     prefill_tokens: int = key(4096, "prompt tokens processed in one step, padding included", at_least=16)
+    gather_ms: float = key(
+        0.0, "while less than half the slots are busy, a step waits this long for more requests to join", at_least=0
+    )
     kv: str = key("recompute", "KV of running requests on a weight update", choices=("recompute", "keep"))
     options: Mapping[str, Any] = key(dict, "passed to the engine as they are")
 

@@ -112,7 +112,8 @@ async def open_node(
         nursery.start_soon(watch_lag, lag)
         shared = not trains or shares_module(config)
         model, core, trainer = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
-        gate = GatedEngine(StepDriver(accelerator, core))
+        gather_s, below = config.engine.gather_ms / 1000, config.engine.slots // 2
+        gate = GatedEngine(StepDriver(accelerator, core, gather_s=gather_s, gather_below=below))
         canary = Canary(accelerator, gate, model, seed=config.run.seed)
         codec = Codec.from_folder(folder, parser=config.model.parser)
         gateway = Gateway(

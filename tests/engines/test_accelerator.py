@@ -21,6 +21,9 @@ class Ticker:
         self.done = trio.Event()
         self.failed: list[BaseException | None] = []
 
+    def gather_s(self) -> float:
+        return 0.0
+
     def busy(self) -> bool:
         return self.left > 0
 

@@ -185,3 +185,34 @@ async def test_a_crash_of_the_engine_reaches_every_waiter_and_the_block() -> Non
     with pytest.raises(AcceleratorError, match="out of memory"):
         await body()
     assert len(seen) == 5
+
+
+class Widths(Counting):
+    """Remembers how many requests each step had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    def step(self) -> list[StepOutput]:
+        self.widths.append(len(self.live))
+        return super().step()
+
+
+async def test_gathering_waits_for_more_requests_until_the_batch_is_wide_enough() -> None:
+    engine = Widths()
+    async with Accelerator.start() as accelerator, trio.open_nursery() as nursery:
+        driver = StepDriver(accelerator, engine, gather_s=30.0, gather_below=6)
+        for i in range(6):
+            nursery.start_soon(lambda i=i: driver.generate(PROMPT, Sampling(1), session=f"s{i}"))
+            await trio.sleep(0.005)  # so that the thread could step in between
+    assert engine.widths == [6]
+
+
+async def test_without_gathering_a_request_is_stepped_at_once() -> None:
+    engine = Widths()
+    async with Accelerator.start() as accelerator:
+        driver = StepDriver(accelerator, engine)
+        for i in range(3):
+            await driver.generate(PROMPT, Sampling(1), session=f"s{i}")
+    assert engine.widths == [1, 1, 1]
