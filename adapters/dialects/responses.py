@@ -72,8 +72,9 @@ class Responses:
         before = _before(body, memo)
         wires = get(body, "input", (str, list))
         items = [{"role": "user", "content": wires}] if isinstance(wires, str) else wires or []
-        if not items and not before:
-            raise bad("input is empty: it needs at least one item")
+        said = (*before, *split(items, _Units(memo), memo))
+        if not said:
+            raise bad("input is empty: it needs at least one message, call or output")
         _refuse(body)
         instructions = get(body, "instructions", str)
         head = (Message("system", instructions),) if instructions else ()
@@ -84,7 +85,7 @@ class Responses:
             if body.get(key) is not None:
                 asked[key] = body[key]
         return ModelCall(
-            messages=(*head, *before, *split(items, _Units(memo), memo)),
+            messages=(*head, *said),
             tools=offered,
             dialect=self.name,
             stream=bool(get(body, "stream", bool)),
@@ -213,7 +214,7 @@ class _Units:
             item, where = wires[i], f"input[{i}]"
             if not isinstance(item, dict):
                 raise bad(f"{where} must be an object, got {shown(item)}")
-            kind = item.get("type") or "message"
+            kind = get(item, "type", str, f"{where}.") or "message"
             if kind == "item_reference":
                 item = self._referred(item, where)
                 kind = item["type"]
