@@ -1,10 +1,10 @@
 """Attention over a forest of segments, exact, without building a mask.
 
 Registered with transformers under a name of its own, and used only while ``forest_attention(model)`` is open and the
-forward passes ``forest=calls``; every other forward of the same module (an inference engine's) is not touched. The
-parts of a query's attention are merged by their log-sum-exp; the backward of a part is the ordinary flash backward
-given the merged output and log-sum-exp (the identity of ring attention, Liu et al. 2023, arXiv:2310.01889), so
-gradients are exact and nothing of size L x L exists. Off the CPU the same is done by one call a segment over its
+forward passes ``forest=Layout(...)``; every other forward of the same module (an inference engine's) is not touched.
+The parts of a query's attention are merged by their log-sum-exp; the backward of a part is the ordinary flash
+backward given the merged output and log-sum-exp (the identity of ring attention, Liu et al. 2023, arXiv:2310.01889),
+so gradients are exact and nothing of size L x L exists. Off the CPU the same is done by one call a segment over its
 ancestors.
 """
 
@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -26,6 +28,16 @@ NAME = "uniagent_forest"
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@frozen(eq=False)
+class Layout:
+    """How a row attends: ``calls`` with local queries. With ``group``, this rank holds a part of the row: keys are
+    gathered from the group, and order [L] puts them in the row's order."""
+
+    calls: tuple[Call, ...]
+    group: Any = None
+    order: Tensor | None = None
 
 
 @contextlib.contextmanager
@@ -52,7 +64,7 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    forest: Sequence[Call] | None = None,
+    forest: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query [1, H, L, D], key and value [1, Hk, L, D] -> [1, L, H, D]. Without a forest: the stock sdpa."""
@@ -60,10 +72,12 @@ def attend(
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)  # type: ignore[no-any-return]
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast both leave the rotary embedding in fp32
+    if forest.group is not None:
+        key, value = (_Gather.apply(x, forest.group)[:, :, forest.order] for x in (key, value))  # type: ignore[no-untyped-call]
     if query.device.type == "cpu":
-        out: Tensor = _Cascade.apply(query, key, value, forest, scaling)  # type: ignore[no-untyped-call]
+        out: Tensor = _Cascade.apply(query, key, value, forest.calls, scaling)  # type: ignore[no-untyped-call]
     else:
-        out = by_ancestors(query, key, value, forest, scaling)
+        out = by_ancestors(query, key, value, forest.calls, scaling)
     return out.transpose(1, 2), None
 
 
@@ -86,6 +100,25 @@ def by_ancestors(query: Tensor, key: Tensor, value: Tensor, forest: Sequence[Cal
             F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not above, scale=scaling, enable_gqa=True)
         )
     return torch.cat(outs, 2)
+
+
+class _Gather(torch.autograd.Function):
+    """[1, Hk, l, D] of every rank -> [1, Hk, ranks x l, D]; the backward sums what the ranks send back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        mine = x[0].transpose(0, 1).contiguous()
+        out = mine.new_empty(mine.shape[0] * dist.get_world_size(group), *mine.shape[1:])
+        dist.all_gather_single(out, mine, group=group)
+        return out.transpose(0, 1)[None]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        whole = grads[0][0].transpose(0, 1).contiguous()
+        mine = whole.new_empty(whole.shape[0] // dist.get_world_size(ctx.group), *whole.shape[1:])
+        dist.reduce_scatter_single(mine, whole, group=ctx.group)
+        return mine.transpose(0, 1)[None], None
 
 
 def _queries(x: Tensor, group: int, a: int, b: int) -> Tensor:
@@ -129,7 +162,8 @@ class _Cascade(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         heads, length, width = q.shape[1:]
         group = heads // k.shape[1]
-        dq, dk, dv = (x.new_empty(1, length, x.shape[1], width).transpose(1, 2) for x in (q, k, v))
+        dq = q.new_empty(1, length, heads, width).transpose(1, 2)
+        dk, dv = (x.new_zeros(1, x.shape[2], x.shape[1], width).transpose(1, 2) for x in (k, v))
         for c in ctx.calls:
             x, y, z = _flash_backward(
                 _queries(go, group, c.q0, c.q1),
@@ -144,11 +178,11 @@ class _Cascade(torch.autograd.Function):
             )
             x, y, z = x.reshape(heads, -1, width), y.sum(1), z.sum(1)
             if c.causal:
-                dq[0, :, c.q0 : c.q1], dk[0, :, c.k0 : c.k1], dv[0, :, c.k0 : c.k1] = x, y, z
+                dq[0, :, c.q0 : c.q1] = x
             else:
                 dq[0, :, c.q0 : c.q1] += x
-                dk[0, :, c.k0 : c.k1] += y
-                dv[0, :, c.k0 : c.k1] += z
+            dk[0, :, c.k0 : c.k1] += y
+            dv[0, :, c.k0 : c.k1] += z
         return dq, dk, dv, None, None
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from uniagent.engine.config import Learner
@@ -23,7 +23,7 @@ from uniagent.engine.learner.forest import Index
 from uniagent.engine.learner.logprobs import Kept
 from uniagent.engine.learner.packing import Row
 from uniagent.engine.learner.planning import Needs
-from uniagent.engine.learner.policy import Policy, inputs
+from uniagent.engine.learner.policy import Inputs, Policy
 from uniagent.engine.learner.recipe import Recipe, recipe
 
 
@@ -52,34 +52,45 @@ class Objective:
         self.batch, self.policy, self.config = batch, policy, config
         self.recipe: Recipe = recipe(config)
         self.how = correction(config)
-        self.device = policy.device
-        self.minibatches = [self._tensor(m) for m in minibatches]
+        self.ranks = policy.ranks
+        self.minibatches = [policy.put(m) for m in minibatches]
         # at ratio 1 by construction: the base of the ratio is the policy that is being trained
         self.on_policy = config.proximal == "policy" and len(minibatches) == 1
-        self.behaviour, self.advantages = self._tensor(batch.logprobs), self._tensor(batch.advantages)
-        self.session, self.sessions = self._tensor(batch.session), len(batch.sessions)
-        self.temperature = self._tensor(batch.temperature) if (batch.temperature != 1).any() else None
+        self.behaviour, self.advantages = policy.put(batch.logprobs), policy.put(batch.advantages)
+        self.session, self.sessions = policy.put(batch.session), len(batch.sessions)
+        self.temperature = policy.put(batch.temperature) if (batch.temperature != 1).any() else None
         self.current, self.reference, self.entropy = (torch.zeros_like(self.behaviour) for _ in range(3))
         self.old = self.behaviour.clone() if config.proximal == "behaviour" else torch.zeros_like(self.behaviour)
         self.corrections = torch.ones_like(self.behaviour)
-        self.bad = torch.zeros(self.sessions, dtype=torch.bool, device=self.device)
+        self.mine = torch.zeros_like(self.behaviour, dtype=torch.bool)  # trained by this rank
+        self.bad = torch.zeros(self.sessions, dtype=torch.int32, device=policy.device)
         self.weight = torch.zeros_like(self.behaviour, dtype=torch.float64)
         for mine in self.minibatches:
             self.weight[mine] = losses.aggregation(
                 self.recipe.aggregation, self.session[mine], self.sessions, config.norm_tokens
             )
 
-    @torch.no_grad()
-    def score(self, row: Row, policy: Policy, into: Tensor) -> None:
-        """Writes the log-probabilities of the row's tokens into an array."""
-        with policy.running():
-            tokens, lp, _ = self._forward(row, policy)
-        into[tokens] = lp.to(into.dtype)
+    def score(self, row: Row, policy: Policy, into: Tensor, *, idle: bool = False) -> None:
+        """Writes the log-probabilities of this rank's tokens of the row into an array."""
+        tokens, x = self._inputs(row, policy)
+        lp = policy.score(x)
+        if not idle:
+            into[tokens] = lp.to(into.dtype)
 
-    def train(self, row: Row, minibatch: int) -> Tensor:
-        """Forward and backward of one row; its part of the step's loss, fp64, without gradient."""
+    def exchange(self, array: Tensor, minibatch: int) -> None:
+        """After the rows of a minibatch were scored: every rank gets the scores of all."""
+        mine = self.minibatches[minibatch]
+        array[mine] = self.ranks.sum(array[mine])
+
+    def train(self, row: Row, minibatch: int, *, idle: bool = False) -> Tensor:
+        """Forward and backward of one row; this rank's part of the step's loss, fp64, without gradient."""
+        tokens, x = self._inputs(row, self.policy)
         with self.policy.running():
-            tokens, lp, entropy = self._forward(row, self.policy)
+            lp, entropy = self.policy(x)
+            if idle:
+                (0.0 * lp.sum()).backward()
+                return torch.zeros_like(self.weight[0])
+            self.mine[tokens] = True
             self.current[tokens] = lp.detach().to(self.current.dtype)
             self.entropy[tokens] = entropy.detach().to(self.entropy.dtype)
             if self.on_policy:
@@ -87,37 +98,42 @@ class Objective:
             values = self._losses(tokens, lp, entropy, self.minibatches[minibatch])
             loss = (values.double() * self.weight[tokens]).sum()
             loss.backward()  # type: ignore[no-untyped-call]
-        self.bad[self.session[tokens[~torch.isfinite(values.detach())]]] = True
+        self.bad[self.session[tokens[~torch.isfinite(values.detach())]]] = 1
         return loss.detach()
 
     def take_bad(self) -> list[str]:
         """Sessions with a token whose loss was not finite since the last call."""
-        names = [name for name, bad in zip(self.batch.sessions, self.bad.tolist(), strict=True) if bad]
+        found = self.ranks.sum(self.bad).tolist()
         self.bad.zero_()
-        return names
+        return [name for name, bad in zip(self.batch.sessions, found, strict=True) if bad]
 
     def metrics(self) -> dict[str, float]:
+        current, entropy, corrections, old = (
+            self.ranks.sum(torch.where(self.mine, x, 0.0))
+            for x in (self.current, self.entropy, self.corrections, self.old)
+        )
         tokens = Tokens(
-            current=self.current,
-            old=self.old if self.config.proximal == "policy" else self.current,
+            current=current,
+            old=old if self.config.proximal == "policy" else current,
             behaviour=self.behaviour,
-            correction=self.corrections,
-            entropy=self.entropy,
-            age=self.batch.version - self._tensor(self.batch.versions),
-            turn=self._tensor(self.batch.turn),
+            correction=corrections,
+            entropy=entropy,
+            age=self.batch.version - self.policy.put(self.batch.versions),
+            turn=self.policy.put(self.batch.turn),
         )
         how = self.recipe
         out = diagnostics(tokens, clip_low=how.clip_low, clip_high=how.clip_high, cap=how.correction_high)
         if self.config.kl_coef:
-            out["reference_kl"] = float(losses.kl(self.current, self.reference, "k3").mean())
+            out["reference_kl"] = float(losses.kl(current, self.reference, "k3").mean())
         return out
 
-    def _forward(self, row: Row, policy: Policy) -> tuple[Tensor, Tensor, Tensor]:
-        """(token numbers, log-probabilities, entropies), all [n]."""
-        tokens = self._tensor(row.tokens)
+    def _inputs(self, row: Row, policy: Policy) -> tuple[Tensor, Inputs]:
+        """This rank's trained tokens of the row [n], and its part of the forward."""
+        x, mine = policy.inputs(row)
+        numbers = row.tokens[mine]
+        tokens = policy.put(numbers)
         temperature = None if self.temperature is None else self.temperature[tokens]
-        lp, entropy = policy(inputs(row, self.device, temperature, kept(self.batch, row, self.device)))
-        return tokens, lp, entropy
+        return tokens, evolve(x, temperature=temperature, kept=kept(self.batch, numbers, policy.device))
 
     def _losses(self, tokens: Tensor, lp: Tensor, entropy: Tensor, minibatch: Tensor) -> Tensor:
         """The loss of each token of the row, before its weight: [n]."""
@@ -151,15 +167,12 @@ class Objective:
         out[minibatch] = weights(gap, self.session[minibatch], self.sessions, self.how)
         return out[tokens]
 
-    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-
-def kept(batch: Batch, row: Row, device: torch.device) -> Kept | None:
-    """The kept sets of a row's tokens; None where nothing was cut."""
+def kept(batch: Batch, tokens: Index, device: torch.device) -> Kept | None:
+    """The kept sets of trained tokens [n]; None where nothing was cut."""
     if batch.kept is None:
         return None
-    sets = [batch.kept[i] for i in row.tokens]
+    sets = [batch.kept[i] for i in tokens]
     counts = [0 if s is None else len(s) for s in sets]
     if not any(counts):
         return None

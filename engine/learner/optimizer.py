@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 def adamw(module: torch.nn.Module, *, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
@@ -24,7 +25,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scales gradients to a total 2-norm of at most ``limit`` and gives the norm before; 0 clips nothing."""
+def clip(parameters: Iterable[Tensor], limit: float) -> float:
+    """Scales gradients, sharded or not, to a total 2-norm of at most ``limit`` and gives the norm before; 0 clips
+    nothing."""
     found = [p for p in parameters if p.grad is not None]
-    return torch.nn.utils.clip_grad_norm_(found, limit if limit > 0 else float("inf"))
+    norm = torch.nn.utils.clip_grad_norm_(found, limit if limit > 0 else float("inf"))
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -11,15 +11,19 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from uniagent.engine.errors import UserError
-from uniagent.engine.learner.attention import forest_attention
-from uniagent.engine.learner.forest import Call
+from uniagent.engine.learner.attention import Layout, forest_attention
+from uniagent.engine.learner.context import part
+from uniagent.engine.learner.forest import Index
 from uniagent.engine.learner.logprobs import Kept, logprobs
 from uniagent.engine.learner.packing import Cost, Row
+from uniagent.engine.learner.ranks import ALONE, Ranks, shard
 
 
 @frozen(eq=False)
@@ -28,49 +32,74 @@ class Inputs:
 
     ids: Tensor
     positions: Tensor
-    calls: tuple[Call, ...]
+    layout: Layout
     sources: Tensor
     targets: Tensor
     temperature: Tensor | None = None
     kept: Kept | None = None
 
 
-def inputs(row: Row, device: torch.device, temperature: Tensor | None = None, kept: Kept | None = None) -> Inputs:
-    return Inputs(
-        ids=torch.from_numpy(row.forest.ids).long().to(device)[None],
-        positions=torch.from_numpy(row.forest.positions).to(device)[None],
-        calls=row.forest.calls,
-        sources=torch.from_numpy(row.sources).to(device),
-        targets=torch.from_numpy(row.targets).to(device),
-        temperature=temperature,
-        kept=kept,
-    )
-
-
 class Policy(torch.nn.Module):
-    """model: a Hugging Face causal LM whose layers all attend fully; raises UserError for others."""
+    """model: a Hugging Face causal LM whose layers all attend fully; raises UserError for others. With several ranks
+    its weights are sharded over them, and every forward is one of all ranks. ``autocast``: dtype of matrix products."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, ranks: Ranks = ALONE, *, autocast: torch.dtype | None = None) -> None:
         super().__init__()
         check(model)
-        self.model = model
+        self.model, self.ranks, self.autocast = model, ranks, autocast
+        if ranks.size > 1:
+            shard(self, model.get_decoder().layers, ranks, autocast)
+
+    def inputs(self, row: Row) -> tuple[Inputs, Index]:
+        """This rank's part of a row, and the numbers of the row's trained tokens that it has."""
+        if self.ranks.context == 1:
+            mine, kept, layout = row.forest, np.arange(len(row.tokens)), Layout(row.forest.calls)
+            ids, positions, sources = mine.ids, mine.positions, row.sources
+        else:
+            piece = part(row, self.ranks.part, self.ranks.context)
+            ids, positions, sources, kept = piece.ids, piece.positions, piece.sources, piece.kept
+            layout = Layout(piece.calls, self.ranks.context_group, self.put(piece.order))
+        made = Inputs(
+            ids=self.put(ids).long()[None],
+            positions=self.put(positions)[None],
+            layout=layout,
+            sources=self.put(sources),
+            targets=self.put(row.targets[kept]),
+        )
+        return made, kept
+
+    def put(self, array: npt.NDArray[Any]) -> Tensor:
+        """On the device."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """(log p [n], entropy [n]) of the trained tokens; call inside ``running()``."""
         body = self.model.get_decoder()
         hidden = body(
-            input_ids=x.ids, position_ids=x.positions, attention_mask=None, use_cache=False, forest=x.calls
+            input_ids=x.ids, position_ids=x.positions, attention_mask=None, use_cache=False, forest=x.layout
         ).last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
+        if self.autocast is not None:  # norms leave fp32, and the head is not an operation that autocast knows
+            hidden, weight = hidden.to(self.autocast), weight.to(self.autocast)
         return logprobs(hidden[x.sources], weight, x.targets, temperature=x.temperature, kept=x.kept)
+
+    @torch.no_grad()
+    def score(self, x: Inputs) -> Tensor:
+        """log p [n] without gradient."""
+        with self.running():
+            lp: Tensor = self(x)[0]
+        if self.ranks.size > 1:  # no backward does it: an optimizer step would leave the gathered weights behind
+            self.reshard()  # type: ignore[operator]
+        return lp
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Open around a forward and its backward."""
         training = self.model.training
         self.model.eval()
+        autocast = self.autocast is not None and self.ranks.size == 1  # sharded weights are gathered in that dtype
         try:
-            with forest_attention(self.model):
+            with forest_attention(self.model), torch.autocast(self.device.type, self.autocast, enabled=autocast):
                 yield
         finally:
             self.model.train(training)

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from uniagent.engine.learner.optimizer import adamw, clip, set_learning_rate
 from uniagent.engine.learner.packing import Item, pack
-from uniagent.engine.learner.policy import Policy, inputs
+from uniagent.engine.learner.policy import Policy
 from uniagent.engine.learner.schedule import learning_rate
 from uniagent.engine.ports import Ids
 
@@ -70,7 +70,7 @@ def sft(
         loss = torch.zeros((), dtype=torch.float64)
         for row in pack(batch, micro_tokens, cost=policy.cost()):
             with policy.running():
-                lp, _ = policy(inputs(row, policy.device))
+                lp, _ = policy(policy.inputs(row)[0])
                 nll = -lp.sum() / learned
                 nll.backward()
             loss += nll.detach().cpu()

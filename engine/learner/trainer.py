@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from uniagent.engine.config import Learner
 from uniagent.engine.errors import UserError
@@ -21,7 +21,8 @@ from uniagent.engine.learner.objective import Objective, needs
 from uniagent.engine.learner.optimizer import adamw, clip, set_learning_rate
 from uniagent.engine.learner.packing import Item, pack_row
 from uniagent.engine.learner.planning import Piece, Work, optimizer_steps, plan
-from uniagent.engine.learner.policy import Policy, inputs
+from uniagent.engine.learner.policy import Policy
+from uniagent.engine.learner.ranks import ALONE, Ranks
 from uniagent.engine.learner.schedule import learning_rate
 from uniagent.engine.ports import Floats, Ids
 
@@ -53,12 +54,15 @@ class Trainer:
     """``model`` is a Hugging Face causal LM, trained in place; ``steps`` the batches of the whole run, at which the
     schedule ends; ``reference`` a frozen copy for the KL term. ``train_step`` counts optimizer steps."""
 
-    def __init__(self, model: Any, config: Learner, *, seed: int, steps: int, reference: Any = None) -> None:
+    def __init__(
+        self, model: Any, config: Learner, *, seed: int, steps: int, reference: Any = None, ranks: Ranks = ALONE
+    ) -> None:
         if config.kl_coef and reference is None:
             raise ValueError("learner.kl_coef > 0 needs a reference model")
         self.config, self.seed, self.steps = config, seed, steps
-        self.policy = Policy(model)
-        self.reference = None if reference is None else Policy(reference)
+        self.ranks = ranks
+        self.policy = Policy(model, ranks)
+        self.reference = None if reference is None else Policy(reference, ranks)
         self.optimizer = adamw(self.policy, betas=config.betas, weight_decay=config.weight_decay)
         self.train_step = 0
         self.batches = 0
@@ -84,6 +88,7 @@ class Trainer:
             cost=self.policy.cost(),
             needs=needs(self.config, single=optimizer_steps(batch, self.config.minibatches) <= 1),
             rng=np.random.default_rng([self.seed, self.batches]),
+            ranks=self.ranks,
         )
         objective = Objective(batch, planned.tokens, self.policy, self.config)
         self._open = _Open(batch, objective, torch.zeros((), dtype=torch.float64, device=self.policy.device))
@@ -92,16 +97,18 @@ class Trainer:
     def micro(self, piece: Piece) -> None:
         """Runs one piece."""
         now = self._now()
+        if piece.work is Work.TRAIN:
+            if piece.row is None:
+                self._optimize(now)
+            else:
+                now.loss += now.objective.train(piece.row, piece.minibatch, idle=piece.idle)
+            return
+        policy = self.reference if piece.work is Work.REFERENCE and self.reference else self.policy
+        into = getattr(now.objective, piece.work.value)
         if piece.row is None:
-            self._optimize(now)
-        elif piece.work is Work.TRAIN:
-            now.loss += now.objective.train(piece.row, piece.minibatch)
-        elif piece.work is Work.REFERENCE:
-            assert self.reference is not None
-            now.objective.score(piece.row, self.reference, now.objective.reference)
+            now.objective.exchange(into, piece.minibatch)
         else:
-            into = now.objective.old if piece.work is Work.OLD else now.objective.current
-            now.objective.score(piece.row, self.policy, into)
+            now.objective.score(piece.row, policy, into, idle=piece.idle)
 
     def apply(self) -> dict[str, float]:
         """The last optimizer step of the batch, and its metrics: those of ``diagnostics``, the batch's ledger, loss,
@@ -121,15 +128,15 @@ class Trainer:
             out |= now.objective.metrics()
         return out
 
-    @torch.no_grad()
     def logprobs(self, ids: Ids, trained: Index, *, temperature: float = 1.0) -> Floats:
         """Log-probabilities of the tokens of ids [T] at the positions trained [n] (all > 0) under the current weights:
-        [n] float32. For canaries and replay checks; opens no batch."""
+        [n] float32. For canaries and replay checks; opens no batch. All ranks call it, with the same tokens."""
         row = pack_row([Item(ids, trained, np.arange(len(trained)), unit=0)], self.policy.cost(), least=0)
-        device = self.policy.device
-        with self.policy.running():
-            lp, _ = self.policy(inputs(row, device, torch.full((len(trained),), temperature, device=device)))
-        return np.asarray(lp.float().cpu().numpy(), np.float32)
+        x, mine = self.policy.inputs(row)
+        out = torch.zeros(len(trained), device=self.policy.device)
+        scored = self.policy.score(evolve(x, temperature=torch.full_like(out[mine], temperature)))
+        out[mine] = scored.float() / (self.ranks.shares if self.ranks.size > 1 else 1)
+        return np.asarray(self.ranks.sum(out).cpu().numpy(), np.float32)
 
     def learning_rate(self) -> float:
         """Of the next optimizer step."""
@@ -144,8 +151,8 @@ class Trainer:
 
     def _optimize(self, now: _Open) -> None:
         """One optimizer step on what was accumulated, or none when it is not finite."""
-        loss, lr = float(now.loss), self.learning_rate()
-        norm = float(clip(self.policy.parameters(), self.config.max_grad_norm))
+        loss, lr = float(self.ranks.sum(now.loss)), self.learning_rate()
+        norm = clip(self.policy.parameters(), self.config.max_grad_norm)
         taken = bool(np.isfinite(loss) and np.isfinite(norm))
         tokens = now.objective.minibatches[len(now.steps)]
         if taken:

@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def named_weights(model: Any, *, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every weight, tied ones once, without gradient. The tensors are the model's own where the dtype
-    is the same: a receiver copies them before the next optimizer step."""
+    is the same: a receiver copies them before the next optimizer step. Weights that are sharded over ranks are gathered
+    one at a time, so all ranks go through them."""
     for name, parameter in model.named_parameters():
         tensor = parameter.detach()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
         yield name, tensor if dtype is None else tensor.to(dtype)
 
 

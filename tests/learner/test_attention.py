@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uniagent.engine.learner.attention import attend, by_ancestors, forest_attention
+from uniagent.engine.learner.attention import Layout, attend, by_ancestors, forest_attention
 from uniagent.engine.learner.forest import Forest, grow
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
@@ -38,7 +38,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Forest) -> 
 
 
 def cascade(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Forest) -> torch.Tensor:
-    return attend(torch.nn.Identity(), q, k, v, None, scaling=0.3, forest=layout.calls)[0].transpose(1, 2)
+    return attend(torch.nn.Identity(), q, k, v, None, scaling=0.3, forest=Layout(layout.calls))[0].transpose(1, 2)
 
 
 def ancestors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Forest) -> torch.Tensor:
@@ -60,8 +60,8 @@ def test_equals_dense_attention(attention: Callable[..., Any], dtype: torch.dtyp
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_other_forwards_of_the_module_are_not_touched(make_model: Callable[..., Any]) -> None:
-    model = make_model()
+def test_other_forwards_of_the_module_are_not_touched(kit: Any) -> None:
+    model = kit.model()
     ids = torch.arange(1, 20)[None]
     before = model(input_ids=ids, use_cache=False).logits
     with forest_attention(model):
@@ -71,8 +71,8 @@ def test_other_forwards_of_the_module_are_not_touched(make_model: Callable[..., 
     assert {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == {"sdpa"}
 
 
-def test_the_implementation_is_put_back_after_an_error(make_model: Callable[..., Any]) -> None:
-    model = make_model()
+def test_the_implementation_is_put_back_after_an_error(kit: Any) -> None:
+    model = kit.model()
     with pytest.raises(RuntimeError), forest_attention(model):
         raise RuntimeError
     assert model.config._attn_implementation == "sdpa"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 
 from uniagent.engine.learner.batch import Batch, build
 from uniagent.engine.ports import Failure, Sampling
-
-Maker = Callable[..., Any]
 
 
 def by_token(batch: Batch) -> dict[tuple[str, int, int], tuple[float, ...]]:
@@ -29,8 +26,8 @@ def by_token(batch: Batch) -> dict[tuple[str, int, int], tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "rloo", "maxrl"])
-def test_a_split_changes_no_token(make_groups: Maker, kind: str) -> None:
-    whole, split = (build(make_groups(split=s), kind) for s in (False, True))
+def test_a_split_changes_no_token(kit: Any, kind: str) -> None:
+    whole, split = (build(kit.groups(split=s), kind) for s in (False, True))
     assert len(split.chains) > len(whole.chains)
     assert by_token(whole) == by_token(split)
     assert whole.ledger == split.ledger
@@ -38,9 +35,9 @@ def test_a_split_changes_no_token(make_groups: Maker, kind: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(seed=st.integers(0, 1000))
-def test_the_order_in_which_sessions_end_does_not_matter(make_groups: Maker, seed: int) -> None:
+def test_the_order_in_which_sessions_end_does_not_matter(kit: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    groups = make_groups(seed=seed)
+    groups = kit.groups(seed=seed)
     first = build(groups, "mean_std")
     for group in groups:
         rng.shuffle(group)
@@ -51,15 +48,15 @@ def test_the_order_in_which_sessions_end_does_not_matter(make_groups: Maker, see
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
-def test_causes_of_untrained_tokens(make_episode: Maker, make_turn: Maker) -> None:
+def test_causes_of_untrained_tokens(kit: Any) -> None:
     def group(sample: int, *rewards: float, **more: Any) -> list[Any]:
-        turns = [make_turn([1, 2], [3, 4]), make_turn([5], [6], version=3)]
-        return [make_episode(turns, r, sample=sample, replica=i, **more) for i, r in enumerate(rewards)]
+        turns = [kit.Turn([1, 2], [3, 4]), kit.Turn([5], [6], version=3)]
+        return [kit.episode(turns, r, sample=sample, replica=i, **more) for i, r in enumerate(rewards)]
 
     groups = [
         group(0, 1, 0),
         group(1, 1, 1, 1),
-        [*group(2, 1, 0), make_episode([make_turn([1], [2])], 0, sample=2, replica=2, failure=Failure.INFRA)],
+        [*group(2, 1, 0), kit.episode([kit.Turn([1], [2])], 0, sample=2, replica=2, failure=Failure.INFRA)],
     ]
     batch = build(groups, "mean", version=4, max_staleness=2)
     assert batch.ledger.trainable == 7 * 3 + 1
@@ -69,8 +66,8 @@ def test_causes_of_untrained_tokens(make_episode: Maker, make_turn: Maker) -> No
     assert batch.advantages.tolist() == [0.5, -0.5, 0.5, -0.5]  # the failed session is in no baseline
 
 
-def test_the_ledger_must_balance_and_moves_skipped_steps(make_groups: Maker) -> None:
-    ledger = build(make_groups(), "mean").ledger
+def test_the_ledger_must_balance_and_moves_skipped_steps(kit: Any) -> None:
+    ledger = build(kit.groups(), "mean").ledger
     moved = ledger.skipped(5)
     assert (moved.trained, moved.discarded["skipped_step"]) == (ledger.trained - 5, 5)
     assert ledger.skipped(0) is ledger
@@ -78,37 +75,37 @@ def test_the_ledger_must_balance_and_moves_skipped_steps(make_groups: Maker) -> 
         type(ledger)(trainable=3, trained=1, discarded={"stale": 1})
 
 
-def test_step_rewards_are_added_to_their_action_after_centring(make_episode: Maker, make_turn: Maker) -> None:
-    turns = [make_turn([1], [2, 3]), make_turn([4], [5])]
-    good = make_episode(turns, 1.0, replica=0, step_rewards=(0.25,))
-    bad = make_episode(turns, 0.0, replica=1, step_rewards=(0.0, -1.0))
+def test_step_rewards_are_added_to_their_action_after_centring(kit: Any) -> None:
+    turns = [kit.Turn([1], [2, 3]), kit.Turn([4], [5])]
+    good = kit.episode(turns, 1.0, replica=0, step_rewards=(0.25,))
+    bad = kit.episode(turns, 0.0, replica=1, step_rewards=(0.0, -1.0))
     assert build([[good, bad]], "mean").advantages.tolist() == [0.75, 0.75, 0.5, -0.5, -0.5, -1.5]
     # they are a signal of their own where rewards are equal, and for a group of one
-    alone = build([[make_episode(turns, 1.0, step_rewards=(0.0, 2.0))]], "mean")
+    alone = build([[kit.episode(turns, 1.0, step_rewards=(0.0, 2.0))]], "mean")
     assert alone.advantages.tolist() == [0, 0, 2]
     with pytest.raises(ValueError, match="3 step rewards for 2 actions"):
-        build([[make_episode(turns, 1.0, step_rewards=(1.0, 1.0, 1.0))]], "mean")
+        build([[kit.episode(turns, 1.0, step_rewards=(1.0, 1.0, 1.0))]], "mean")
 
 
-def test_temperature_and_kept_sets_go_with_their_tokens(make_episode: Maker, make_turn: Maker) -> None:
+def test_temperature_and_kept_sets_go_with_their_tokens(kit: Any) -> None:
     hot = Sampling(max_tokens=8, temperature=0.5, top_p=0.9)
     sets = (np.array([2, 3], np.int32), None)
-    turns = [make_turn([1], [2, 3], hot, kept=sets), make_turn([4], [5])]
-    batch = build([[make_episode(turns, float(i), replica=i) for i in range(2)]], "mean")
+    turns = [kit.Turn([1], [2, 3], hot, kept=sets), kit.Turn([4], [5])]
+    batch = build([[kit.episode(turns, float(i), replica=i) for i in range(2)]], "mean")
     assert batch.temperature.tolist() == [0.5, 0.5, 1.0] * 2
     assert batch.kept is not None
     assert [None if k is None else k.tolist() for k in batch.kept] == [[2, 3], None, None] * 2
 
 
-def test_greedy_tokens_are_never_trained(make_episode: Maker, make_turn: Maker) -> None:
-    greedy = [make_turn([1], [2], Sampling(max_tokens=8, temperature=0.0))]
+def test_greedy_tokens_are_never_trained(kit: Any) -> None:
+    greedy = [kit.Turn([1], [2], Sampling(max_tokens=8, temperature=0.0))]
     with pytest.raises(ValueError, match="temperature 0, which cannot be trained"):
-        build([[make_episode(greedy, float(i), replica=i) for i in range(2)]], "mean")
+        build([[kit.episode(greedy, float(i), replica=i) for i in range(2)]], "mean")
 
 
-def test_the_overlong_penalty_counts_sampled_tokens_only(make_episode: Maker, make_turn: Maker) -> None:
-    long_tool_output = make_episode([make_turn([1] * 200, [2] * 4)], 1.0, replica=0)
-    long_answer = make_episode([make_turn([1], [2] * 10)], 1.0, replica=1)
+def test_the_overlong_penalty_counts_sampled_tokens_only(kit: Any) -> None:
+    long_tool_output = kit.episode([kit.Turn([1] * 200, [2] * 4)], 1.0, replica=0)
+    long_answer = kit.episode([kit.Turn([1], [2] * 10)], 1.0, replica=1)
     batch = build([[long_tool_output, long_answer]], "mean", overlong_limit=10, overlong_buffer=4)
     assert batch.advantages[[0, -1]].tolist() == [0.5, -0.5]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 
 from uniagent.engine.errors import UserError
 from uniagent.engine.learner.checkpoints import atomic_folder, load_hf, save_hf, step_folder, steps
-
-Maker = Callable[..., Any]
 
 
 @pytest.fixture
@@ -24,8 +21,8 @@ def tokenizer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_saved_is_what_is_loaded(make_model: Maker, tmp_path: Path, tokenizer: Path) -> None:
-    model = make_model()
+def test_what_is_saved_is_what_is_loaded(kit: Any, tmp_path: Path, tokenizer: Path) -> None:
+    model = kit.model()
     target = step_folder(tmp_path / "checkpoints", 7) / "hf"
     save_hf(model, tokenizer, target)
     loaded = load_hf(target)

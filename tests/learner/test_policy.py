@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,7 @@ import torch
 
 from uniagent.engine.errors import UserError
 from uniagent.engine.learner.packing import Item, pack
-from uniagent.engine.learner.policy import Policy, inputs
-
-Maker = Callable[..., Any]
+from uniagent.engine.learner.policy import Policy
 
 
 def items() -> list[Item]:
@@ -37,8 +34,8 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
-def test_rows_equal_plain_forwards(make_model: Maker, share: bool, tied: bool) -> None:
-    model = make_model(tie_word_embeddings=tied)
+def test_rows_equal_plain_forwards(kit: Any, share: bool, tied: bool) -> None:
+    model = kit.model(tie_word_embeddings=tied)
     made = items()
     total = sum(len(i.trained) for i in made)
     weight = torch.randn(total, generator=torch.Generator().manual_seed(0))
@@ -52,31 +49,31 @@ def test_rows_equal_plain_forwards(make_model: Maker, share: bool, tied: bool) -
     policy = Policy(model)
     for row in pack(made, 64, share=share):
         with policy.running():
-            lp, _ = policy(inputs(row, policy.device))
+            lp, _ = policy(policy.inputs(row)[0])
             (lp * weight[row.tokens]).sum().backward()
         torch.testing.assert_close(lp.detach(), expected[row.tokens], rtol=0, atol=1e-5)
     for name, found in gradients(model).items():
         assert (found - wanted[name]).norm() <= 3e-6 * wanted[name].norm(), name
 
 
-def test_the_mode_is_put_back_and_dropout_never_runs(make_model: Maker) -> None:
-    model = make_model(attention_dropout=0.5).train()
+def test_the_mode_is_put_back_and_dropout_never_runs(kit: Any) -> None:
+    model = kit.model(attention_dropout=0.5).train()
     policy = Policy(model)
     (row,) = pack(items(), 1000)
     with policy.running():
-        first, second = policy(inputs(row, policy.device))[0], policy(inputs(row, policy.device))[0]
+        first, second = policy(policy.inputs(row)[0])[0], policy(policy.inputs(row)[0])[0]
         assert not model.training
     assert model.training
     assert torch.equal(first, second)
 
 
-def test_models_that_cannot_be_packed_are_refused(make_model: Maker) -> None:
-    sliding = make_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
+def test_models_that_cannot_be_packed_are_refused(kit: Any) -> None:
+    sliding = kit.model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
     with pytest.raises(UserError, match="sliding_attention"):
         Policy(sliding)
 
 
-def test_cost_counts_weights_and_pairs(make_model: Maker) -> None:
-    cost = Policy(make_model()).cost()
+def test_cost_counts_weights_and_pairs(kit: Any) -> None:
+    cost = Policy(kit.model()).cost()
     assert cost.pair == 12 * 2 * 4 * 8
-    assert cost.token == 6 * sum(p.numel() for n, p in make_model().named_parameters() if "embed" not in n)
+    assert cost.token == 6 * sum(p.numel() for n, p in kit.model().named_parameters() if "embed" not in n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,6 @@ import pytest
 import torch
 
 from uniagent.engine.learner.sft import SftStep, sft
-
-Maker = Callable[..., Any]
 
 
 def examples() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -24,17 +21,17 @@ def examples() -> list[tuple[np.ndarray, np.ndarray]]:
     return made
 
 
-def test_it_learns_the_answers(make_model: Maker) -> None:
+def test_it_learns_the_answers(kit: Any) -> None:
     steps: list[SftStep] = []
-    done = sft(make_model(), examples(), steps=60, tokens_per_step=96, lr=1e-2, seed=0, warmup=5, on_step=steps.append)
+    done = sft(kit.model(), examples(), steps=60, tokens_per_step=96, lr=1e-2, seed=0, warmup=5, on_step=steps.append)
     assert done == steps
     assert done[-1].loss < 0.3 < done[0].loss
     assert done[0].learned == done[0].tokens // 2
 
 
-def test_the_same_seed_gives_the_same_weights_and_packing_does_not_matter(make_model: Maker) -> None:
+def test_the_same_seed_gives_the_same_weights_and_packing_does_not_matter(kit: Any) -> None:
     def trained(micro_tokens: int, seed: int = 0) -> torch.Tensor:
-        model = make_model()
+        model = kit.model()
         sft(model, examples(), steps=4, tokens_per_step=60, lr=1e-3, seed=seed, micro_tokens=micro_tokens)
         weight: torch.Tensor = model.lm_head.weight
         return weight.detach()
@@ -46,13 +43,13 @@ def test_the_same_seed_gives_the_same_weights_and_packing_does_not_matter(make_m
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_every_example_is_seen_before_any_comes_again(make_model: Maker) -> None:
+def test_every_example_is_seen_before_any_comes_again(kit: Any) -> None:
     made = [(np.array([1, 2 + i], np.int32), np.array([False, True])) for i in range(8)]
-    steps = sft(make_model(), made, steps=4, tokens_per_step=4, lr=0.0, seed=3)
-    once = sft(make_model(), made, steps=1, tokens_per_step=16, lr=0.0, seed=3)
+    steps = sft(kit.model(), made, steps=4, tokens_per_step=4, lr=0.0, seed=3)
+    once = sft(kit.model(), made, steps=1, tokens_per_step=16, lr=0.0, seed=3)
     assert np.mean([s.loss for s in steps]) == pytest.approx(once[0].loss, rel=1e-5)
 
 
-def test_nothing_to_learn_is_an_error(make_model: Maker) -> None:
+def test_nothing_to_learn_is_an_error(kit: Any) -> None:
     with pytest.raises(ValueError, match="no sequence has a token to learn"):
-        sft(make_model(), [(np.array([1, 2]), np.array([True, False]))], steps=1, tokens_per_step=8, lr=1e-3, seed=0)
+        sft(kit.model(), [(np.array([1, 2]), np.array([True, False]))], steps=1, tokens_per_step=8, lr=1e-3, seed=0)

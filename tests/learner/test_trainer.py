@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,38 +19,11 @@ from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.learner.trainer import Trainer
 from uniagent.engine.ports import Sampling
 
-Maker = Callable[..., Any]
 HOT = Sampling(max_tokens=64, temperature=0.7)
 
 
-def scorer(model: Any) -> Callable[..., Any]:
-    """Log-probabilities as an engine records them: plain forward, the action's temperature, over its kept sets."""
-
-    @torch.no_grad()
-    def score(ids: np.ndarray, where: np.ndarray, turn: Any) -> np.ndarray:
-        logits = model(input_ids=torch.from_numpy(ids).long()[None], use_cache=False).logits[0, where - 1].double()
-        logits = logits / turn.sampling.temperature
-        kept = turn.kept(len(where)) if callable(turn.kept) else turn.kept or [None] * len(where)
-        for row, allowed in zip(logits, kept, strict=True):
-            if allowed is not None:
-                row[[v for v in range(len(row)) if v not in set(allowed.tolist())]] = -torch.inf
-        lp = logits.log_softmax(-1)[torch.arange(len(where)), torch.from_numpy(ids[where]).long()]
-        return np.asarray(lp.numpy())
-
-    return score
-
-
-def older(model: Any, size: float = 0.02) -> Any:
-    """The same model some updates ago: its log-probabilities differ by about 0.1."""
-    other = copy.deepcopy(model)
-    g = torch.Generator().manual_seed(5)
-    for p in other.parameters():
-        p.data += size * torch.randn(p.shape, generator=g, dtype=p.dtype)
-    return other
-
-
-def gradient(model: Any, config: Learner, batch: Batch) -> dict[str, torch.Tensor]:
-    trainer = Trainer(model, config, seed=0, steps=10, reference=older(model, 0.01))
+def gradient(kit: Any, model: Any, config: Learner, batch: Batch) -> dict[str, torch.Tensor]:
+    trainer = Trainer(model, config, seed=0, steps=10, reference=kit.older(model, 0.01))
     for piece in trainer.plan(batch):
         trainer.micro(piece)
     return {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -76,17 +48,17 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_gradient_depends_on_no_layout(name: str, make_model: Maker, make_groups: Maker) -> None:
-    model = make_model().double()
-    score = scorer(older(model))
+def test_the_gradient_depends_on_no_layout(kit: Any, name: str) -> None:
+    model = kit.model().double()
+    score = kit.scorer(kit.older(model))
     config = evolve(CONFIGS[name], micro_tokens=4096, prefix_tree=False)
     kind = recipe(config).advantage
-    expected = gradient(model, config, build(make_groups(score=score), kind))
+    expected = gradient(kit, model, config, build(kit.groups(score=score), kind))
     model.zero_grad()
-    groups = make_groups(score=score, split=True)
+    groups = kit.groups(score=score, split=True)
     for micro_tokens, prefix_tree in ((16, False), (60, True), (4096, True)):
         layout = evolve(config, micro_tokens=micro_tokens, prefix_tree=prefix_tree)
-        found = gradient(model, layout, build(groups[::-1], kind))
+        found = gradient(kit, model, layout, build(groups[::-1], kind))
         model.zero_grad()
         assert distance(found, expected) < 1e-6, (micro_tokens, prefix_tree)
 
@@ -96,30 +68,32 @@ def test_the_gradient_depends_on_no_layout(name: str, make_model: Maker, make_gr
     seed=st.integers(0, 1000), micro_tokens=st.integers(16, 200), split=st.booleans(), name=st.sampled_from([*CONFIGS])
 )
 def test_the_gradient_depends_on_no_layout_for_random_groups(
-    make_model: Maker, make_groups: Maker, seed: int, micro_tokens: int, split: bool, name: str
+    kit: Any, seed: int, micro_tokens: int, split: bool, name: str
 ) -> None:
-    model = make_model().double()
+    model = kit.model().double()
     config, sizes = CONFIGS[name], np.random.default_rng(seed).integers(1, 5, 2)
-    shape = {"groups": int(sizes[0]), "size": 1 + int(sizes[1]), "seed": seed, "score": scorer(older(model))}
+    shape = {"count": int(sizes[0]), "size": 1 + int(sizes[1]), "seed": seed, "score": kit.scorer(kit.older(model))}
     kind = recipe(config).advantage
-    expected = gradient(model, evolve(config, micro_tokens=4096), build(make_groups(**shape), kind))
+    expected = gradient(kit, model, evolve(config, micro_tokens=4096), build(kit.groups(**shape), kind))
     model.zero_grad()
-    found = gradient(model, evolve(config, micro_tokens=micro_tokens), build(make_groups(split=split, **shape), kind))
+    found = gradient(
+        kit, model, evolve(config, micro_tokens=micro_tokens), build(kit.groups(split=split, **shape), kind)
+    )
     assert distance(found, expected) < 1e-6
 
 
-def test_several_minibatches_do_not_depend_on_layout_either(make_model: Maker, make_groups: Maker) -> None:
+def test_several_minibatches_do_not_depend_on_layout_either(kit: Any) -> None:
     trained = []
     for micro_tokens, split in ((4096, False), (32, True)):
-        model = make_model().double()
+        model = kit.model().double()
         config = Learner(loss="gspo", clip_low=0.1, clip_high=0.1, minibatches=3, micro_tokens=micro_tokens, lr=1e-2)
-        batch = build(make_groups(groups=4, split=split, score=scorer(older(model))), "mean_std")
+        batch = build(kit.groups(count=4, split=split, score=kit.scorer(kit.older(model))), "mean_std")
         trainer = Trainer(model, config, seed=0, steps=10)
         metrics = trainer.step(batch)
         assert trainer.train_step == 3
         trained.append((metrics, dict(model.named_parameters())))
     assert trained[0][0] == pytest.approx(trained[1][0], rel=1e-5, abs=1e-7)
-    start = make_model().double()
+    start = kit.model().double()
     for name, weight in trained[0][1].items():  # Adam divides by gradients that may be all rounding: compare updates
         update = weight - start.get_parameter(name)
         assert (weight - trained[1][1][name]).norm() < 1e-4 * update.norm(), name
@@ -134,22 +108,20 @@ def only_some(n: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=9), HOT, Sampling(max_tokens=9, temperature=1.7)])
 @pytest.mark.parametrize("prefix_tree", [True, False])
-def test_the_ratio_is_one_at_unchanged_weights(
-    make_model: Maker, make_groups: Maker, sampling: Sampling, prefix_tree: bool
-) -> None:
-    model = make_model()
-    groups = make_groups(score=scorer(model), sampling=sampling)
+def test_the_ratio_is_one_at_unchanged_weights(kit: Any, sampling: Sampling, prefix_tree: bool) -> None:
+    model = kit.model()
+    groups = kit.groups(score=kit.scorer(model), sampling=sampling)
     metrics = Trainer(model, Learner(prefix_tree=prefix_tree), seed=0, steps=1).step(build(groups, "mean"))
     assert metrics["ratio_max"] == pytest.approx(1, abs=1e-5)
     assert metrics["ratio_min"] == pytest.approx(1, abs=1e-5)
     assert metrics["mismatch_kl"] < 1e-9
 
 
-def test_the_ratio_is_one_over_the_kept_set(make_model: Maker, make_episode: Maker, make_turn: Maker) -> None:
-    model = make_model()
+def test_the_ratio_is_one_over_the_kept_set(kit: Any) -> None:
+    model = kit.model()
     ids = [5, 6, 7, 9, 10, 11]
-    turns = [make_turn([1, 2, 3], ids, HOT, kept=only_some), make_turn([8], ids[:4], HOT, kept=only_some)]
-    group = [make_episode(turns, float(i), replica=i, score=scorer(model)) for i in range(2)]
+    turns = [kit.Turn([1, 2, 3], ids, HOT, kept=only_some), kit.Turn([8], ids[:4], HOT, kept=only_some)]
+    group = [kit.episode(turns, float(i), replica=i, score=kit.scorer(model)) for i in range(2)]
     batch = build([group], "mean")
     metrics = Trainer(model, Learner(), seed=0, steps=1).step(batch)
     assert metrics["logprob_gap"] < 1e-5
@@ -157,11 +129,9 @@ def test_the_ratio_is_one_over_the_kept_set(make_model: Maker, make_episode: Mak
     assert Trainer(model, Learner(), seed=0, steps=1).step(evolve(batch, kept=None))["logprob_gap"] > 0.01
 
 
-def test_training_raises_the_probability_of_what_was_rewarded(
-    make_model: Maker, make_episode: Maker, make_turn: Maker
-) -> None:
-    model = make_model()
-    good, bad = [make_turn([1, 2], [3, 4, 5])], [make_turn([1, 2], [6, 7, 8])]
+def test_training_raises_the_probability_of_what_was_rewarded(kit: Any) -> None:
+    model = kit.model()
+    good, bad = [kit.Turn([1, 2], [3, 4, 5])], [kit.Turn([1, 2], [6, 7, 8])]
     trainer = Trainer(model, Learner(lr=1e-2, warmup_steps=0), seed=0, steps=5)
 
     def probability(ids: list[int]) -> float:
@@ -169,33 +139,31 @@ def test_training_raises_the_probability_of_what_was_rewarded(
 
     before = probability([3, 4, 5]) - probability([6, 7, 8])
     for _ in range(5):
-        score = scorer(model)
-        pair = [make_episode(good, 1.0, replica=0, score=score), make_episode(bad, 0.0, replica=1, score=score)]
+        score = kit.scorer(model)
+        pair = [kit.episode(good, 1.0, replica=0, score=score), kit.episode(bad, 0.0, replica=1, score=score)]
         trainer.step(build([pair], "mean"))
     assert probability([3, 4, 5]) - probability([6, 7, 8]) > before + 1
 
 
-def test_with_a_learning_rate_of_zero_nothing_moves(make_model: Maker, make_groups: Maker) -> None:
-    model = make_model()
+def test_with_a_learning_rate_of_zero_nothing_moves(kit: Any) -> None:
+    model = kit.model()
     before = copy.deepcopy(model.state_dict())
-    Trainer(model, Learner(lr=0.0, weight_decay=0.1), seed=0, steps=1).step(build(make_groups(), "mean"))
+    Trainer(model, Learner(lr=0.0, weight_decay=0.1), seed=0, steps=1).step(build(kit.groups(), "mean"))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_a_batch_without_a_trained_token_takes_no_step(
-    make_model: Maker, make_episode: Maker, make_turn: Maker
-) -> None:
-    constant = [make_episode([make_turn([1], [2])], 1.0, replica=i) for i in range(2)]
-    trainer = Trainer(make_model(), Learner(), seed=0, steps=1)
+def test_a_batch_without_a_trained_token_takes_no_step(kit: Any) -> None:
+    constant = [kit.episode([kit.Turn([1], [2])], 1.0, replica=i) for i in range(2)]
+    trainer = Trainer(kit.model(), Learner(), seed=0, steps=1)
     metrics = trainer.step(build([constant], "mean"))
     assert trainer.train_step == 0
     assert metrics["batch/discarded_no_signal"] == 2
 
 
-def test_non_finite_steps_are_skipped_and_three_in_a_row_stop_the_run(make_model: Maker, make_groups: Maker) -> None:
-    model = make_model()
+def test_non_finite_steps_are_skipped_and_three_in_a_row_stop_the_run(kit: Any) -> None:
+    model = kit.model()
     trainer = Trainer(model, Learner(), seed=0, steps=9)
-    good = build(make_groups(score=scorer(model)), "mean")
+    good = build(kit.groups(score=kit.scorer(model)), "mean")
     poison = good.logprobs.copy()
     poison[good.session == 2] = np.nan
     bad = evolve(good, logprobs=poison)
@@ -213,10 +181,10 @@ def test_non_finite_steps_are_skipped_and_three_in_a_row_stop_the_run(make_model
         trainer.step(bad)
 
 
-def test_masked_tokens_cannot_poison_the_loss(make_model: Maker, make_groups: Maker) -> None:
+def test_masked_tokens_cannot_poison_the_loss(kit: Any) -> None:
     """A masked session with an absurd ratio has weight 0 and its place in the denominator, not NaN."""
-    model = make_model()
-    batch = build(make_groups(score=scorer(model)), "mean")
+    model = kit.model()
+    batch = build(kit.groups(score=kit.scorer(model)), "mean")
     far = np.where(batch.session == 0, -1e30, batch.logprobs).astype(np.float32)
     config = Learner(geometric_low=0.5, geometric_high=2.0)
     metrics = Trainer(model, config, seed=0, steps=1).step(evolve(batch, logprobs=far))
@@ -224,9 +192,9 @@ def test_masked_tokens_cannot_poison_the_loss(make_model: Maker, make_groups: Ma
     assert metrics["correction_masked"] == pytest.approx(float((batch.session == 0).mean()))
 
 
-def test_no_global_generator_is_used_and_the_mode_is_kept(make_model: Maker, make_groups: Maker) -> None:
-    model = make_model()
-    batch = build(make_groups(), "mean")
+def test_no_global_generator_is_used_and_the_mode_is_kept(kit: Any) -> None:
+    model = kit.model()
+    batch = build(kit.groups(), "mean")
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
     Trainer(model.train(), Learner(minibatches=2), seed=0, steps=1).step(batch)
     assert torch.equal(torch.get_rng_state(), torch_state)
@@ -235,12 +203,10 @@ def test_no_global_generator_is_used_and_the_mode_is_kept(make_model: Maker, mak
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_staleness_and_mismatch_are_logged_by_age_and_turn(
-    make_model: Maker, make_episode: Maker, make_turn: Maker
-) -> None:
-    model = make_model()
-    turns = [make_turn([1], [2, 3], version=1), make_turn([4], [5], version=3)]
-    group = [make_episode(turns, float(i), replica=i, score=scorer(model)) for i in range(2)]
+def test_staleness_and_mismatch_are_logged_by_age_and_turn(kit: Any) -> None:
+    model = kit.model()
+    turns = [kit.Turn([1], [2, 3], version=1), kit.Turn([4], [5], version=3)]
+    group = [kit.episode(turns, float(i), replica=i, score=kit.scorer(model)) for i in range(2)]
     batch = build([group], "mean", version=4)
     moved = np.where(batch.turn == 1, batch.logprobs + 0.3, batch.logprobs).astype(np.float32)
     metrics = Trainer(model, Learner(), seed=0, steps=1).step(evolve(batch, logprobs=moved))
@@ -251,15 +217,15 @@ def test_staleness_and_mismatch_are_logged_by_age_and_turn(
     assert metrics["ratio_min"] == pytest.approx(np.exp(-0.3), rel=1e-4)
 
 
-def test_pieces_are_run_between_plan_and_apply(make_model: Maker, make_groups: Maker) -> None:
-    trainer = Trainer(make_model(), Learner(), seed=0, steps=1)
+def test_pieces_are_run_between_plan_and_apply(kit: Any) -> None:
+    trainer = Trainer(kit.model(), Learner(), seed=0, steps=1)
     with pytest.raises(RuntimeError, match="no batch is open"):
         trainer.apply()
-    trainer.plan(build(make_groups(), "mean"))
+    trainer.plan(build(kit.groups(), "mean"))
     with pytest.raises(RuntimeError, match="call apply"):
-        trainer.plan(build(make_groups(), "mean"))
+        trainer.plan(build(kit.groups(), "mean"))
 
 
-def test_a_kl_term_needs_a_reference(make_model: Maker) -> None:
+def test_a_kl_term_needs_a_reference(kit: Any) -> None:
     with pytest.raises(ValueError, match="needs a reference model"):
-        Trainer(make_model(), Learner(kl_coef=0.1), seed=0, steps=1)
+        Trainer(kit.model(), Learner(kl_coef=0.1), seed=0, steps=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ import torch
 
 from uniagent.engine.learner.weights import checksum, copy_weights, named_weights
 
-Maker = Callable[..., Any]
 
-
-def test_a_copy_has_the_same_checksum_and_the_same_function(make_model: Maker) -> None:
-    source, target = make_model(), make_model()
+def test_a_copy_has_the_same_checksum_and_the_same_function(kit: Any) -> None:
+    source, target = kit.model(), kit.model()
     for p in target.parameters():
         p.data.zero_()
     assert checksum(named_weights(source)) != checksum(named_weights(target))
@@ -39,15 +36,15 @@ def test_the_checksum_sees_every_bit_and_no_order() -> None:
     assert checksum([("a", torch.ones(3, dtype=torch.bfloat16))]) != checksum([("a", torch.ones(3))])
 
 
-def test_weights_can_be_handed_over_in_another_dtype(make_model: Maker) -> None:
-    model = make_model()
+def test_weights_can_be_handed_over_in_another_dtype(kit: Any) -> None:
+    model = kit.model()
     names = dict(named_weights(model, dtype=torch.bfloat16))
     assert {t.dtype for t in names.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in names  # tied: once
 
 
-def test_names_and_shapes_must_fit(make_model: Maker) -> None:
-    source, target = make_model(), make_model()
+def test_names_and_shapes_must_fit(kit: Any) -> None:
+    source, target = kit.model(), kit.model()
     with pytest.raises(ValueError, match="has no place"):
         copy_weights([("nowhere", torch.ones(1))], target)
     with pytest.raises(ValueError, match=r"missing from the source: .*model\.norm\.weight"):

@@ -1,0 +1,87 @@
+"""The processes that train together, and the collectives the learner needs of them.
+
+Every rank sees the whole batch as numbers and takes its share of the rows, so that a plan is the same everywhere
+without a word between them. Ranks along ``data`` take different rows; ranks along ``context`` share one row, each
+with a part of its tokens. Only the thread that owns the device calls these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+
+@frozen(eq=False)
+class Ranks:
+    """Where this process stands; ``mesh`` is one-dimensional over all of them and shards the weights."""
+
+    rank: int = 0
+    size: int = 1
+    context: int = 1  # ranks that share a row
+    mesh: Any = None
+    context_group: Any = None
+
+    @property
+    def shares(self) -> int:
+        """Rows trained at once."""
+        return self.size // self.context
+
+    @property
+    def share(self) -> int:
+        return self.rank // self.context
+
+    @property
+    def part(self) -> int:
+        return self.rank % self.context
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order; they are pickled."""
+        if self.size == 1:
+            return [value]
+        out: list[Any] = [None] * self.size
+        dist.all_gather_object(out, value)
+        return out
+
+
+ALONE = Ranks()
+
+
+def join(*, context: int = 1, device: str = "cpu") -> Ranks:
+    """The ranks of the process group that torch.distributed was started with; alone without one. Raises ValueError when
+    ``context`` does not divide their number."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return ALONE
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size % context:
+        raise ValueError(f"learner.context_parallel = {context} does not divide the {size} ranks")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    both = init_device_mesh(device, (size // context, context), mesh_dim_names=("data", "context"))
+    mesh = init_device_mesh(device, (size,))
+    return Ranks(rank, size, context, mesh, both.get_group("context") if context > 1 else None)
+
+
+def shard(policy: torch.nn.Module, layers: Any, ranks: Ranks, dtype: torch.dtype | None) -> None:
+    """FSDP2: every layer and the rest are sharded over all ranks; gradients are summed, not averaged, because every
+    token's weight is already of the whole step. ``dtype``: of weights and activations in use; gradients are reduced in
+    fp32."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    wide = None if dtype is None else torch.float32
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide)
+    for module in (*layers, policy):
+        fully_shard(module, mesh=ranks.mesh, mp_policy=precision)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
