@@ -27,7 +27,18 @@ BUILTIN: dict[str, dict[str, str]] = {
         "str_replace_editor": "uniagent.adapters.tools.editor:StrReplaceEditor",
         "python": "uniagent.adapters.tools.python:Python",
     },
-    "agents": {"react": "uniagent.adapters.agents.react:React"},
+    "agents": {
+        "react": "uniagent.adapters.agents.react:React",
+        "command": "uniagent.adapters.agents.command:command",
+        "claude_code": "uniagent.adapters.agents.claude_code:CLAUDE_CODE",
+        "codex": "uniagent.adapters.agents.codex:CODEX",
+        "mini_swe_agent": "uniagent.adapters.agents.mini_swe_agent:MINI_SWE_AGENT",
+        "opencode": "uniagent.adapters.agents.opencode:OPENCODE",
+        "qwen_code": "uniagent.adapters.agents.qwen_code:QWEN_CODE",
+    },
+    "transcripts": {
+        "text": "uniagent.adapters.agents.recipe:text",
+    },
     "tasks": {
         "shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest",
         "function": "uniagent.tasks.function:Function",

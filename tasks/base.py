@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -45,7 +45,7 @@ async def run_episode(
     timings: dict[str, float] = {}
     started = trio.current_time()
     try:
-        async with open_sandbox(config, providers) as sandbox:
+        async with open_sandbox(config, providers, getattr(agent, "read_only", ())) as sandbox:
             await setup(sandbox)
             ready = trio.current_time()
             acted = await _act(agent, config, sandbox, model)
@@ -60,10 +60,16 @@ async def run_episode(
     return evolve(result, metrics={**result.metrics, **timings})
 
 
-def open_sandbox(config: TaskConfig, providers: Providers) -> AbstractAsyncContextManager[Sandbox]:
-    """The task's sandbox, from the run's options for its provider with the task's section on top."""
+def open_sandbox(
+    config: TaskConfig, providers: Providers, read_only: Sequence[str] = ()
+) -> AbstractAsyncContextManager[Sandbox]:
+    """The task's sandbox, from the run's options for its provider with the task's section on top; ``read_only`` are
+    paths of this machine that the agent needs to see inside."""
     name = config.sandbox.provider
-    return providers.sandbox(name).open(merge(providers.sandbox_options(name), config.sandbox.as_json()))
+    section = merge(providers.sandbox_options(name), config.sandbox.as_json())
+    if read_only:
+        section["read_only"] = list(dict.fromkeys([*section.get("read_only", ()), *read_only]))
+    return providers.sandbox(name).open(section)
 
 
 def infra_failure(what: str, problem: BaseException) -> TaskResult:
