@@ -7,6 +7,7 @@ results take the order of the calls they answer, by id. Pure; knows no dialect's
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -172,7 +173,7 @@ Units = Callable[[Sequence[Json], int], Iterator[Unit]]  # splits wires[start:],
 class _Split:
     wires: Sequence[Json]
     messages: tuple[Message, ...]
-    marks: Sequence[tuple[int, int]]  # (wire, tree) positions where splitting can start again
+    marks: list[tuple[int, int]]  # (wire, tree), ascending: positions where splitting can start again
 
 
 @define(eq=False)
@@ -191,9 +192,9 @@ class Memo:
         if best is None:
             made = _split(wires, units, (), [], 0)
         else:
-            marks = [m for m in best.marks if m[0] < shared] or [(0, 0)]
-            wire, tree = marks[-1]
-            made = _split(wires, units, best.messages[:tree], marks[:-1], wire)
+            known = bisect_left(best.marks, shared, key=lambda m: m[0])
+            wire, tree = best.marks[known - 1] if known else (0, 0)
+            made = _split(wires, units, best.messages[:tree], best.marks[: max(known - 1, 0)], wire)
             if 2 * shared >= len(best.wires):
                 self._splits.remove(best)
         self._splits.append(made)

@@ -23,7 +23,7 @@ from uniagent.engine.gateway import admin, metrics
 from uniagent.engine.gateway.http import ClientGone, Exchange, HttpServer, Limits
 from uniagent.engine.gateway.session import GatewaySession
 from uniagent.engine.gateway.sessions import Gateway
-from uniagent.engine.gateway.wire import Bodies
+from uniagent.engine.gateway.wire import Bodies, Match
 from uniagent.engine.messages import Delta, ModelCall, Problem, Reply
 from uniagent.engine.ports import Dialect, EventWriter, SessionSampling
 from uniagent.engine.registry import load as registered
@@ -47,8 +47,8 @@ class Wire:
     def __attrs_post_init__(self) -> None:
         self.memo = self.dialect.memo()
 
-    def parse(self, body: bytes) -> ModelCall:
-        return self.dialect.parse(self.bodies.read(body, self.dialect.items), self.memo)
+    def parse(self, body: bytes, match: Match | None = None) -> ModelCall:
+        return self.dialect.parse(self.bodies.read(body, self.dialect.items, match), self.memo)
 
 
 @frozen
@@ -225,8 +225,9 @@ class GatewayServer:
         if wire is None:
             wire = session.memo[dialect.name] = Wire(dialect)
         body = exchange.body
-        if not wire.lock.locked() and wire.bodies.fresh(body) <= OFFLOAD_BYTES:
-            return wire.parse(body)  # type: ignore[no-any-return]
+        match = wire.bodies.match(body)
+        if match.fresh <= OFFLOAD_BYTES and not wire.lock.locked():
+            return wire.parse(body, match)  # type: ignore[no-any-return]
         async with wire.lock:
             return await self.gateway.parts.offload(wire.parse, body)  # type: ignore[no-any-return]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import trio
-from attrs import asdict, define, evolve, field, frozen
+from attrs import define, evolve, field, fields, frozen
 
 from uniagent.engine.gateway.attempt import Attempt, Listener
 from uniagent.engine.gateway.codec import Break, Codec
@@ -32,7 +32,7 @@ from uniagent.engine.ports import (
     Sampling,
     SessionSampling,
 )
-from uniagent.engine.trajectory.nodes import Node, Pending, Place
+from uniagent.engine.trajectory.nodes import Node, Place
 from uniagent.engine.trajectory.types import Export, Sampled, Segment
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class GatewaySession:
         try:
             return place, await self._delta(call, place)
         except Break:
-            place = _from_the_root(place, self.tree.root)
+            place = place.apart()
             return place, await self._delta(call, place)
 
     async def _delta(self, call: ModelCall, place: Place) -> tuple[Segment, ...]:
@@ -230,19 +230,16 @@ class GatewaySession:
             )
         first = self.generations
         self.generations += call.n
-        base = self._client_sampling(call) if self.parts.trust_client and not self.training else self._own_sampling()
-        most = min(mine.max_tokens, limit - prompt, *((call.max_tokens,) if call.max_tokens else ()))
-        return [evolve(base, max_tokens=most, turn=first + i) for i in range(call.n)]
+        most = min(mine.max_tokens, limit - prompt, call.max_tokens or limit)
+        return [self._sampling(call, most, first + i) for i in range(call.n)]
 
-    def _own_sampling(self) -> Sampling:
-        s = self.sampling
-        return Sampling(
-            s.max_tokens, s.temperature, s.top_p, s.top_k, tuple(self.parts.codec.stop_ids), self.parts.seed
-        )
-
-    def _client_sampling(self, call: ModelCall) -> Sampling:
+    def _sampling(self, call: ModelCall, max_tokens: int, turn: int) -> Sampling:
+        mine, stop_ids = self.sampling, self.parts.codec.stop_ids
+        plan = Sampling(max_tokens, mine.temperature, mine.top_p, mine.top_k, stop_ids, self.parts.seed, turn)
+        if self.training or not self.parts.trust_client:
+            return plan
         asked = {k: call.asked[k] for k in ("temperature", "top_p", "top_k", "seed") if call.asked.get(k) is not None}
-        return evolve(self._own_sampling(), **asked)
+        return evolve(plan, **asked)
 
     async def _siblings(
         self,
@@ -357,9 +354,9 @@ class GatewaySession:
                 "action": order,
                 "dialect": call.dialect,
                 "request": self._requests.record(sampling.turn, request),
-                "sampling": asdict(sampling),
+                "sampling": _flat(sampling),
                 "asked": dict(call.asked) | ({"max_tokens": call.max_tokens} if call.max_tokens else {}),
-                "usage": asdict(reply.usage),
+                "usage": _flat(reply.usage),
                 "started": started,
                 "ended": ended,
                 "finish": reply.finish,
@@ -367,7 +364,7 @@ class GatewaySession:
                     "id": reply.id,
                     "text": reply.text,
                     "reasoning": reply.reasoning,
-                    "calls": [asdict(c) for c in reply.calls],
+                    "calls": [_flat(c) for c in reply.calls],
                 },
                 "cause": cause,
                 "problem": reply.problem,
@@ -384,14 +381,9 @@ class _Deltas:
     def started(self, reply_id: str, prompt_tokens: int) -> None: ...
 
 
-def _from_the_root(place: Place, root: Node) -> Place:
-    """The same request as a chain of its own: answers it echoes enter as their sampled ids, none is trained twice."""
-    path = place.node.path()[1:]
-    messages = place.call.messages
-    known = [Pending(m, (n, n.acted.size) if n.action else n.moved) for m, n in zip(messages, path, strict=False)]
-    pending = (*known, *(p for p in place.fresh if p.message is not place.tools))
-    fresh = (Pending(place.tools), *pending)
-    return evolve(place, node=root, pending=pending, fresh=fresh, others=(), resumed=None)
+def _flat(value: Any) -> dict[str, Json]:
+    """A small attrs value as an object, without the cost of a deep copy."""
+    return {f.name: getattr(value, f.name) for f in fields(type(value))}
 
 
 def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attempt: Attempt) -> Sampled:

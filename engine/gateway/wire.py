@@ -47,23 +47,36 @@ class _Seen:
     rest: bytes  # from the end of the last item
 
 
+@frozen(eq=False)
+class Match:
+    """An earlier body, the bytes it shares, and how many are new."""
+
+    seen: _Seen | None
+    shared: int
+    fresh: int
+
+
 @define(eq=False)
 class Bodies:
     """The last bodies of one session."""
 
     _seen: deque[_Seen] = field(factory=lambda: deque(maxlen=BASES))
 
-    def fresh(self, body: bytes) -> int:
-        """How many bytes of it no earlier body has."""
-        return len(body) - max((common_bytes(seen.body, body) for seen in self._seen), default=0)
-
-    def read(self, body: bytes, items: str) -> dict[str, Json]:
-        """The body as a JSON object; ``items`` is the key of its message list."""
+    def match(self, body: bytes) -> Match:
+        """The earlier body that this one shares most with."""
         best, shared = None, 0
-        for seen in self._seen:
+        for seen in reversed(self._seen):
             same = common_bytes(seen.body, body)
             if same > shared:
                 best, shared = seen, same
+            if 2 * shared > len(body):
+                break
+        return Match(best, shared, len(body) - shared)
+
+    def read(self, body: bytes, items: str, match: Match | None = None) -> dict[str, Json]:
+        """The body as a JSON object; ``items`` is the key of its message list."""
+        match = match or self.match(body)
+        best, shared = match.seen, match.shared
         try:
             made = _again(best, body, shared, items) if best is not None and shared > best.start else None
             made = made or _first(body, items)
@@ -71,7 +84,7 @@ class Bodies:
             raise _refused(body, problem) from problem
         if made is None:
             return load(body)
-        if best is not None and (shared > len(best.body) // 2 or made.body == best.body):
+        if best is not None and best in self._seen and 2 * shared > len(best.body):
             self._seen.remove(best)
         self._seen.append(made)
         return {**made.head, items: made.items, **made.tail}
@@ -130,7 +143,7 @@ def _clean(value: Json) -> Json:
 def _first(body: bytes, items: str) -> _Seen | None:
     """Takes a whole body apart; None when it has no list of objects under that key, or has it twice."""
     text = body.decode()
-    clean = _cleaner(body)
+    clean = _cleaner(text)
     wide = len(text) != len(body)
     fields: dict[str, Json] = {}
     at = _open(text)
@@ -161,8 +174,8 @@ def _again(seen: _Seen, body: bytes, shared: int, items: str) -> _Seen | None:
     """Goes on behind the last item that lies in the shared prefix; None when the body must be read from its start."""
     kept = bisect_right(seen.ends, shared)
     start = seen.ends[kept - 1] if kept else seen.start
-    clean = _cleaner(body)
     text = body[start:].decode()
+    clean = _cleaner(text)
     at = _space(text, 0)
     more = kept > 0 and text[at : at + 1] == ","
     if kept and not more and text[at : at + 1] != "]":
@@ -183,8 +196,8 @@ def _again(seen: _Seen, body: bytes, shared: int, items: str) -> _Seen | None:
     return _Seen(body, seen.start, seen.ends[:kept] + ends, seen.items[:kept] + found, seen.head, tail, rest)
 
 
-def _cleaner(body: bytes) -> Any:
-    return _clean if b"\\ud" in body or b"\\uD" in body else lambda value: value
+def _cleaner(text: str) -> Any:
+    return _clean if "\\ud" in text or "\\uD" in text else lambda value: value
 
 
 def _space(text: str, at: int) -> int:
