@@ -24,6 +24,7 @@ class Ranks:
     context: int = 1  # ranks that share a row
     mesh: Any = None
     context_group: Any = None
+    io_group: Any = None  # of threads that write checkpoints beside the training
 
     @property
     def shares(self) -> int:
@@ -43,6 +44,10 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in order; they are pickled."""
@@ -68,7 +73,8 @@ def join(*, context: int = 1, device: str = "cpu") -> Ranks:
 
     both = init_device_mesh(device, (size // context, context), mesh_dim_names=("data", "context"))
     mesh = init_device_mesh(device, (size,))
-    return Ranks(rank, size, context, mesh, both.get_group("context") if context > 1 else None)
+    group = both.get_group("context") if context > 1 else None
+    return Ranks(rank, size, context, mesh, group, dist.new_group(backend="gloo"))
 
 
 def shard(policy: torch.nn.Module, layers: Any, ranks: Ranks, dtype: torch.dtype | None) -> None:

@@ -7,6 +7,7 @@ counted; three in a row stop the run. No global generator is used. Knows tensors
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,13 @@ class Trainer:
         scored = self.policy.score(evolve(x, temperature=torch.full_like(out[mine], temperature)))
         out[mine] = scored.float() / (self.ranks.shares if self.ranks.size > 1 else 1)
         return np.asarray(self.ranks.sum(out).cpu().numpy(), np.float32)
+
+    def counters(self) -> dict[str, int]:
+        """What a resumed trainer has to know beside weights and optimizer."""
+        return {"train_step": self.train_step, "batches": self.batches, "skipped": self.skipped}
+
+    def restore(self, counters: Mapping[str, int]) -> None:
+        self.train_step, self.batches, self.skipped = (counters[n] for n in ("train_step", "batches", "skipped"))
 
     def learning_rate(self) -> float:
         """Of the next optimizer step."""

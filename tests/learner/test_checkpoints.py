@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from uniagent.engine import model_files
 from uniagent.engine.errors import UserError
-from uniagent.engine.learner.checkpoints import atomic_folder, load_hf, save_hf, step_folder, steps
+from uniagent.engine.learner.checkpoints import atomic_folder, best, mark_best, prune, save_hf, step_folder, steps
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_what_is_saved_is_what_is_loaded(kit: Any, tmp_path: Path, tokenizer: Pa
     model = kit.model()
     target = step_folder(tmp_path / "checkpoints", 7) / "hf"
     save_hf(model, tokenizer, target)
-    loaded = load_hf(target)
+    loaded = model_files.load(target, dtype="float32", device="cpu")
     assert not loaded.training
     ids = torch.arange(1, 9)[None]
     assert torch.equal(loaded(ids).logits, model(ids).logits)
@@ -43,7 +44,7 @@ def test_an_error_leaves_the_last_good_one(tmp_path: Path) -> None:
             (folder / "a").write_text("half")
             raise problem
 
-    with pytest.raises(UserError, match=r"cannot write .* No space left"):
+    with pytest.raises(UserError, match=r"cannot write .*hf: the disk is full"):
         fail(OSError(28, "No space left on device"))
     with pytest.raises(KeyboardInterrupt):
         fail(KeyboardInterrupt())
@@ -59,6 +60,17 @@ def test_replacing_a_folder(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["hf"]
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"it has no config\.json"):
-        load_hf(tmp_path)
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        with atomic_folder(step_folder(tmp_path, step)) as folder:
+            (folder / "x").touch()
+    assert [mark_best(tmp_path, step, value) for step, value in ((1, 0.2), (2, 0.7), (3, 0.7), (5, 0.1))] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    (tmp_path / ".step-9.part").mkdir()  # a crash while writing
+    assert prune(tmp_path, keep=2) == [2, 5, 6]
+    assert best(tmp_path) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "step-2", "step-5", "step-6"]

@@ -15,11 +15,14 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uniagent.engine.config import Learner
+from uniagent.engine.learner import snapshots
 from uniagent.engine.learner.batch import build
 from uniagent.engine.learner.context import part
 from uniagent.engine.learner.packing import Cost, Item, Row, pack, pack_row
 from uniagent.engine.learner.planning import Needs, Work, plan
 from uniagent.engine.learner.ranks import ALONE, Ranks
+from uniagent.engine.learner.trainer import Trainer
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 
@@ -35,7 +38,8 @@ def run(out: Path, ranks: int) -> Any:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_like_one(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_two_ranks_train_like_one(kit: Any, tmp_path: Path) -> None:
     alone, together = run(tmp_path / "1.pt", 1), run(tmp_path / "2.pt", 2)
     for case, expected in alone.items():
         found = together[case]
@@ -49,6 +53,16 @@ def test_two_ranks_train_like_one(tmp_path: Path) -> None:
             moved += float((weight - expected["start"][name]).abs().max())
         assert moved > 1e-3, case  # the steps were real ones
         torch.testing.assert_close(found["canary"], expected["canary"], rtol=0, atol=3e-5)
+    # what two ranks saved, one process goes on from
+    after = []
+    for name in ("1", "2"):
+        trainer = Trainer(kit.model(), Learner(lr=1e-3, warmup_steps=0), seed=0, steps=9)
+        assert snapshots.load(trainer, tmp_path / f"{name}.snapshots" / "dapo") == {"version": 5}
+        trainer.step(build(kit.groups(seed=9), "mean"))
+        assert trainer.train_step == 6
+        after.append(dict(trainer.policy.model.named_parameters()))
+    for name, weight in after[0].items():
+        torch.testing.assert_close(after[1][name], weight, rtol=0, atol=1e-5)
 
 
 rows = st.lists(st.integers(2, 40), min_size=1, max_size=9)

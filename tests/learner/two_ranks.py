@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import kit  # type: ignore[import-not-found]
 
 from uniagent.engine.config import Learner
+from uniagent.engine.learner import snapshots
 from uniagent.engine.learner.batch import build
 from uniagent.engine.learner.ranks import Ranks, join
 from uniagent.engine.learner.recipe import recipe
@@ -40,8 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(case: str, ranks: Ranks) -> dict[str, Any]:
-    """Metrics of each step, a canary and the weights at the end."""
+def train(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Metrics of each step, a canary and the weights at the end; and a snapshot in ``folder``."""
     config = Learner(**CASES[case], lr=1e-3, warmup_steps=0, micro_tokens=64)
     model = kit.model()
     start = {name: tensor.clone() for name, tensor in named_weights(model)}
@@ -53,6 +54,7 @@ def train(case: str, ranks: Ranks) -> dict[str, Any]:
         # ragged sessions split into chains; at step 3 one short group, so that a rank has no row of its own
         groups = kit.groups(1 if step == 3 else 3, 2 if step == 3 else 4, seed=step, split=True, score=score)
         metrics.append(trainer.step(build(groups, recipe(config).advantage)))
+    snapshots.save(trainer, folder / case, extra={"version": STEPS}).finish()
     ids, where = np.arange(1, 20, dtype=np.int32), np.arange(1, 19)
     canary = torch.from_numpy(trainer.logprobs(ids, where, temperature=0.7))
     weights = {name: tensor.clone() for name, tensor in named_weights(model)}
@@ -64,7 +66,10 @@ def main(out: Path) -> None:
     if dist.is_torchelastic_launched():
         dist.init_process_group("gloo")
     together = dist.is_initialized()
-    done = {case: train(case, join(context=2 if together and case == "context" else 1)) for case in CASES}
+    done = {}
+    for case in CASES:
+        ranks = join(context=2 if together and case == "context" else 1)
+        done[case] = train(case, ranks, out.with_suffix(".snapshots"))
     if not together or dist.get_rank() == 0:
         torch.save(done, out)
     if together:
