@@ -102,14 +102,17 @@ def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, e
     options += ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--unshare-net"] if config.network == "none" else []
     options += ["--uid", UID, "--gid", UID, "--as-pid-1", "--die-with-parent", "--new-session", "--remount-ro", "/"]
+    options += ["--clearenv"]
+    for name, value in environment(config, home="/tmp").items():
+        options += ["--setenv", name, value]
     return [*options, "--chdir", config.workdir]
 
 
-def environment(config: LocalConfig, *, home: str, tmp: str) -> Mapping[str, str]:
+def environment(config: LocalConfig, *, home: str) -> Mapping[str, str]:
     base = {
         "PATH": PATH,
         "HOME": home,
-        "TMPDIR": tmp,
+        "TMPDIR": home,
         "USER": "agent",
         "LANG": "C.UTF-8",
         "TERM": "dumb",

@@ -12,20 +12,19 @@ is raised within its deadline. Knows nothing of confinement: it is handed the ar
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import trio
 
 from uniagent.adapters.sandboxes.pipes import close_all, read_now, write_all
-from uniagent.adapters.sandboxes.processes import children, inner_pid, kill_trees, send
+from uniagent.adapters.sandboxes.processes import children, inner_pid, kill_trees
 from uniagent.engine.errors import InfraError
 
-BASH = ("bash", "--norc", "--noprofile")
 # -m: children get a process group and default signals of their own; the traps keep a stray signal from ending it
 ANSWER = b"uniagent:"
 START = "exec 2>/dev/null; set -m; trap : HUP INT QUIT TERM PIPE ALRM USR1 USR2 XCPU XFSZ VTALRM ABRT; ulimit -c 0\n"
@@ -42,30 +41,27 @@ class Started:
 
 
 class Init:
-    """A running sandbox seen as its first process."""
+    """A sandbox seen as its first process, from before it is started until it is gone."""
 
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str, run: str, inner_run: str, limits: str
-    ) -> None:
-        """``run`` is the host directory that the sandbox sees as ``inner_run``; ``limits`` is shell that sets resource
-        limits. Must be called on the main thread: the confinement ends with the thread that started it."""
-        self.host_run, self.inner_run = run, inner_run
-        self.direct = argv[0] == BASH[0]  # nothing around it: it has no pid namespace either
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=dict(env), start_new_session=True, bufsize=0, cwd=cwd,
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self.requests, False)
-        os.set_blocking(self.replies, False)
+    def __init__(self, host_run: str, inner_run: str, *, confined: bool, limits: str) -> None:
+        """``host_run`` is the directory of its pipes, which the sandbox sees as ``inner_run``; ``confined``: it is the
+        first of a pid namespace, started by the confinement; ``limits`` is shell that sets resource limits."""
+        self.host_run, self.inner_run, self.confined = host_run, inner_run, confined
+        for name in ("requests", "replies"):
+            os.mkfifo(f"{host_run}/{name}", 0o600)
+        flags = os.O_NONBLOCK | os.O_CLOEXEC
+        self.requests = os.open(f"{host_run}/requests", flags | os.O_RDWR)  # O_RDWR does not wait for the reader
+        self.replies = os.open(f"{host_run}/replies", flags | os.O_RDONLY)
+        self.fds = [self.requests, self.replies]
+        # keeps the replies from looking ended before their writer is there; closed at its first word
+        self.placeholder = [os.open(f"{host_run}/replies", flags | os.O_WRONLY)]
         self.preamble = START + limits
         self.received = self.said = b""
         self.owed = 0  # answers not read yet, those of cancelled requests included
         self.lock = trio.Lock()
         self.count = 0
-        self.pid: int | None = self.process.pid if self.direct else None  # of the first process inside, on the host
+        self.pid: int | None = None  # host id, once it has answered; valid while ``alive``
+        self.pidfd: int | None = None
         self.spawned: set[int] = set()  # host ids of what it started
         self.enter: Callable[[int], None] | None = None  # called with its host id before anything is started
         self.closed = False
@@ -99,7 +95,7 @@ class Init:
             self.owed += 1
             return
         self.kill()
-        raise BrokenPipeError
+        raise BrokenPipeError  # it has stopped reading
 
     async def _line(self) -> str:
         """The next answer; any other line is the confinement's and kept for ``_last_words``."""
@@ -111,9 +107,12 @@ class Init:
                 elif not data:
                     raise BrokenPipeError
                 else:
+                    close_all(self.placeholder)
                     self.received += data
             line, _, self.received = self.received.partition(b"\n")
             if line.startswith(ANSWER):
+                if self.pid is None:
+                    self._found()
                 return line[len(ANSWER) :].decode(errors="replace")
             self.said += line + b"\n"
 
@@ -131,8 +130,8 @@ class Init:
         self.check_open()
         if self.enter is not None:
             await self.ask("true", "ready", timeout_s=timeout_s)
-            if (first := self._first()) is not None and self.enter is not None:
-                self.enter(first)
+            if self.pid is not None and self.enter is not None:
+                self.enter(self.pid)
             self.enter = None
         self.count += 1
         names = [f"{self.count}-{pipe}" for pipe in pipes]
@@ -174,49 +173,71 @@ class Init:
     async def first(self) -> int:
         """Host id of the first process inside. Raises InfraError when there is none."""
         await self.ask("true", "$?")
-        pid = self._first()
-        if pid is None:
+        if self.pid is None:
             raise InfraError("the sandbox is gone: its first process ended")
-        return pid
+        return self.pid
 
     def strays(self) -> list[int]:
         """Host ids of init's children that it did not start itself: processes whose parents ended."""
-        first = self._first()
-        return [pid for pid in children(first) if pid not in self.spawned] if first else []
+        return [pid for pid in children(self.pid) if pid not in self.spawned] if self.pid and self.alive() else []
 
-    def _first(self) -> int | None:
-        """Host id of the first process inside; None while it is not there yet."""
-        if self.pid is None:
-            self.pid = next(iter(children(self.process.pid)), None)
-        return self.pid
+    def _found(self) -> None:
+        """It has answered, so it is there: take hold of its process."""
+        with suppress(OSError):
+            with open(f"{self.host_run}/pid") as file:
+                started = int(file.read())
+            self.pid = next(iter(children(started)), None) if self.confined else started
+            for name in ("requests", "replies", "pid"):
+                os.unlink(f"{self.host_run}/{name}")
+            if self.pid is not None:
+                self.pidfd = os.pidfd_open(self.pid)
+
+    def alive(self) -> bool:
+        """Whether it runs, as far as is known."""
+        if self.pidfd is None:
+            return not self.closed
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     async def exit_code(self, started: Started) -> int:
         """Exit status of something that has ended."""
         return int(await self.ask(f"wait {started.inner}", "$?", timeout_s=5.0))
 
     def kill(self) -> None:
-        """End every process of the sandbox. Does not wait; idempotent."""
-        if self.closed:
-            return
-        self.closed = True
-        if self.process.poll() is None:
-            if self.direct:
-                kill_trees([self.process.pid])
-            else:
-                send([self._first() or self.process.pid], signal.SIGKILL)
-        for fd in (self.requests, self.replies):
-            trio.lowlevel.notify_closing(fd)
-        for stream in (self.process.stdin, self.process.stdout):
-            with suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
+        """End every process of the sandbox. Does not wait; idempotent. One that has not answered yet is ended by
+        ``wait``."""
+        if not self.closed:
+            self.closed = True
+            self._signal()
+            if self.pidfd is not None:
+                close_all(self.fds)
+
+    def _signal(self) -> None:
+        if self.pidfd is not None and self.pid is not None and self.alive():
+            if not self.confined:
+                kill_trees([self.pid])
+            with suppress(ProcessLookupError):  # it ended just now
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     async def wait(self, timeout_s: float) -> bool:
         """After ``kill``: whether every process was gone in time."""
-        if self.process.poll() is None:
-            fd = os.pidfd_open(self.process.pid)
-            try:
-                with trio.move_on_after(timeout_s):
-                    await trio.lowlevel.wait_readable(fd)
-            finally:
-                os.close(fd)
-        return self.process.poll() is not None
+        with trio.move_on_after(timeout_s):
+            if self.pidfd is None:
+                await self._settle()
+            if self.pidfd is not None:
+                self._signal()
+                await trio.lowlevel.wait_readable(self.pidfd)
+                close_all([self.pidfd])
+                self.pidfd = self.pid = None
+        close_all(self.placeholder)
+        close_all(self.fds)
+        return self.pidfd is None
+
+    async def _settle(self) -> None:
+        """Wait until one that was killed while it started is there or has failed to."""
+        with suppress(BrokenPipeError, trio.ClosedResourceError):
+            if self.fds and not self.owed:
+                await self._send(f"{self.preamble}echo {ANSWER.decode()}\n")
+            if self.fds:
+                await self._line()

@@ -25,9 +25,10 @@ from uniagent.adapters.options import options
 from uniagent.adapters.sandboxes import bwrap
 from uniagent.adapters.sandboxes.cgroups import Hierarchy, hierarchies, remove_left
 from uniagent.adapters.sandboxes.config import LocalConfig, local_config
-from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox, Place
+from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox, Place, start_words
 from uniagent.adapters.sandboxes.node_dir import MARK, NodeFolder, reap, root_folder
 from uniagent.adapters.sandboxes.processes import marked, send
+from uniagent.adapters.sandboxes.starter import Starter
 from uniagent.engine.config import key
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Json
@@ -79,6 +80,7 @@ class LocalProvider:
             remove_left(self.groups, label)
         _raise_descriptor_limit()
         self.folder, self.pipes = NodeFolder(root), NodeFolder(fast)
+        self.starter = Starter()
         bwrap.make_etc(self.pipes.path / "etc")
         self._nursery_manager = trio.open_nursery()
         nursery = await self._nursery_manager.__aenter__()
@@ -100,6 +102,7 @@ class LocalProvider:
             self.warm.clear()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + BURIAL_S):
                 await self._bury_retired()
+            self.starter.close()
             self.folder.close()
             self.pipes.close()
             self.folder = None
@@ -125,24 +128,18 @@ class LocalProvider:
         while ready:
             self.asked.set()
             box = ready.popleft()
-            if box.init.process.poll() is None:
+            if box.init.alive():
                 box.plant(config.files)
                 return box
             self._retire(box)
         if key not in self.warm:
             self._remember(key, kind)
-        box = self._start(config)
-        try:
-            if not self.started_once:
-                await self._first_answer(box)
-            await trio.lowlevel.checkpoint()
-        except BaseException:
-            self._retire(box)
-            raise
+        box = await self._start(config)
         self.asked.set()
         return box
 
-    def _start(self, config: LocalConfig) -> LocalSandbox:
+    async def _start(self, config: LocalConfig) -> LocalSandbox:
+        """A sandbox that is on its way: its first command waits for it."""
         assert self.folder is not None
         program: str | None = None
         if config.isolation == "bwrap":
@@ -150,10 +147,18 @@ class LocalProvider:
         self.count += 1
         place = Place(self.folder.path, self.pipes.path, self.count)
         try:
-            return LocalSandbox(place, config, program, self.groups)
+            box = LocalSandbox(place, config, self.groups)
         except OSError as problem:
             place.remove()
             raise InfraError(f"a sandbox could not be started: {problem}") from problem
+        try:
+            await self.starter.start(start_words(config, program, place.etc), place.folder, place.pipes)
+            if not self.started_once:
+                await self._first_answer(box)
+        except BaseException:
+            self._retire(box)
+            raise
+        return box
 
     async def _first_answer(self, box: LocalSandbox) -> None:
         """Whether sandboxes work here at all; from then on they are trusted to start."""
@@ -207,7 +212,7 @@ class LocalProvider:
 
     async def _add_warm(self, kind: LocalConfig, boxes: deque[LocalSandbox]) -> bool:
         try:
-            box = self._start(kind)
+            box = await self._start(kind)
         except InfraError as problem:
             log.warning("no warm sandbox: %s", problem)
             return False
@@ -226,8 +231,8 @@ class LocalProvider:
 
 def _remove_all(boxes: list[LocalSandbox]) -> None:
     for box in boxes:
-        if box.init.direct:
-            send(marked(f"{MARK}={box.place.label}".encode()), signal.SIGKILL)
+        if not box.init.confined:
+            send(marked(f"{MARK}={box.place.folder}/".encode()), signal.SIGKILL)
         with suppress(OSError):  # a process that would not die may still write: reaped at the next start
             box.place.remove()
         if box.group is not None:

@@ -20,12 +20,13 @@ from attrs import frozen
 from uniagent.adapters.sandboxes import bwrap, hostfiles
 from uniagent.adapters.sandboxes.cgroups import Group, Hierarchy
 from uniagent.adapters.sandboxes.config import LocalConfig
-from uniagent.adapters.sandboxes.init import BASH, Init
+from uniagent.adapters.sandboxes.init import Init
 from uniagent.adapters.sandboxes.loopback import inside
 from uniagent.adapters.sandboxes.node_dir import MARK
 from uniagent.adapters.sandboxes.pipes import Capped, Collector
 from uniagent.adapters.sandboxes.processes import kill_trees
 from uniagent.adapters.sandboxes.shell import LocalShell
+from uniagent.adapters.sandboxes.starter import BASH, FOLDER, PIPES
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Completed, ModelEndpoint
 
@@ -56,39 +57,43 @@ class Place:
 
     @property
     def label(self) -> str:
-        return f"{self.node.name}/{self.number}/"
+        return f"{self.node.name}-{self.number}"
 
     def remove(self) -> None:
         hostfiles.remove(self.folder)
         hostfiles.remove(self.pipes)
 
 
+def start_words(config: LocalConfig, program: str | None, etc: str) -> list[str]:
+    """The argv of a sandbox's first process, for the starter. ``program`` is bubblewrap's path, None for isolation
+    none, whose processes are marked with their folder."""
+    if program is not None:
+        confined = bwrap.confine(program, config, work=f"{FOLDER}/work", tmp=f"{FOLDER}/tmp", run=PIPES, etc=etc)
+        return [*confined, *BASH]
+    env = {**bwrap.environment(config, home=f"{FOLDER}/tmp"), MARK: f"{FOLDER}/"}
+    pairs = [f"{name}={value}" for name, value in env.items()]
+    return ["env", "-i", "-C", f"{FOLDER}/work", *pairs, *BASH]
+
+
 class LocalSandbox:
     """``engine.ports.Sandbox`` on this machine. The file methods raise OSError as the calls of the same name do; a
     symbolic link is never followed (ELOOP)."""
 
-    def __init__(self, place: Place, config: LocalConfig, program: str | None, groups: Mapping[str, Hierarchy]) -> None:
-        """``program`` is bubblewrap's path, None for isolation none; ``groups`` the usable control groups. On the main
-        thread (see ``Init``)."""
+    def __init__(self, place: Place, config: LocalConfig, groups: Mapping[str, Hierarchy]) -> None:
+        """Makes its folders and pipes; ``start_words`` is to be started next. ``groups``: the usable control groups."""
         self.place, self.config = place, config
         work, tmp, run = f"{place.folder}/work", f"{place.folder}/tmp", place.pipes
         for path in (place.folder, work, tmp, run):
             os.mkdir(path, 0o755)
-        if program is None:
-            argv, inner_run, home = list(BASH), run, tmp
-            self.workdir = PurePosixPath(work)
-            self.mounts = {work: work}
-        else:
-            argv = [*bwrap.confine(program, config, work=work, tmp=tmp, run=run, etc=place.etc), *BASH]
-            inner_run, home = bwrap.RUN, "/tmp"
-            self.workdir = PurePosixPath(config.workdir)
-            self.mounts = {str(self.workdir): work, "/tmp": tmp}
+        confined = config.isolation == "bwrap"
+        self.workdir = PurePosixPath(config.workdir if confined else work)
+        self.mounts = {str(self.workdir): work, **({"/tmp": tmp} if confined else {})}
         self.plant(config.files)
-        env = {**bwrap.environment(config, home=home, tmp=home), **({} if program else {MARK: place.label})}
-        self.init = Init(argv, env, cwd=work, run=run, inner_run=inner_run, limits=bwrap.limits(config, groups))
+        limits = bwrap.limits(config, groups)
+        self.init = Init(run, bwrap.RUN if confined else run, confined=confined, limits=limits)
         self.group = None
         if groups and (config.memory_mib or config.pids):
-            self.group = Group(groups, place.label.strip("/").replace("/", "-"), config.memory_mib, config.pids)
+            self.group = Group(groups, place.label, config.memory_mib, config.pids)
             self.init.enter = self.group.enter
         self._shell = LocalShell(self.init, config.output_bytes)
 
@@ -149,7 +154,7 @@ class LocalSandbox:
     @asynccontextmanager
     async def reach(self, model: ModelEndpoint) -> AsyncIterator[ModelEndpoint]:
         """See the port. Where the network is this machine's, the endpoint as it is."""
-        if self.init.direct or self.config.network == "host":
+        if not self.init.confined or self.config.network == "host":
             yield model
             return
         async with inside(model, await self.init.first()) as near:

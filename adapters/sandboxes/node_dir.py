@@ -16,7 +16,7 @@ from pathlib import Path
 from uniagent.adapters.sandboxes.hostfiles import remove
 from uniagent.adapters.sandboxes.processes import marked, send
 
-MARK = "UNIAGENT_SANDBOX"  # environment variable of every process of a sandbox: node/number/
+MARK = "UNIAGENT_SANDBOX"  # environment variable of every process of a sandbox: its folder
 
 
 def root_folder(root: str | None = None, *, fast: bool = False) -> Path:
@@ -66,7 +66,7 @@ def reap(root: Path) -> list[str]:
         except BlockingIOError:
             continue
         else:
-            send(marked(f"{MARK}={label}/".encode()), signal.SIGKILL)
+            send(marked(f"{MARK}={path}/".encode()), signal.SIGKILL)
             remove(str(path))
             reaped.append(label)
         finally:

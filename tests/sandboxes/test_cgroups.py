@@ -92,5 +92,4 @@ async def test_a_sandbox_in_its_limits(isolation: str) -> None:
             assert box.group is not None
             folders = list(box.group.folders)
             assert folders
-        assert await box.init.wait(10)
     assert not any(folder.exists() for folder in folders)
