@@ -37,7 +37,11 @@ BUILTIN: dict[str, dict[str, str]] = {
         "qwen_code": "uniagent.adapters.agents.qwen_code:QWEN_CODE",
     },
     "transcripts": {
-        "text": "uniagent.adapters.agents.recipe:text",
+        "claude_events": "uniagent.adapters.agents.transcripts:claude_events",
+        "codex_events": "uniagent.adapters.agents.transcripts:codex_events",
+        "mini_trajectory": "uniagent.adapters.agents.transcripts:mini_trajectory",
+        "opencode_events": "uniagent.adapters.agents.transcripts:opencode_events",
+        "text": "uniagent.adapters.agents.transcripts:text",
     },
     "tasks": {
         "shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest",

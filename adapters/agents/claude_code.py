@@ -23,7 +23,7 @@ CLAUDE_CODE = Harness(
             "MAX_THINKING_TOKENS": "0",
             "DISABLE_PROMPT_CACHING": "1",
         },
-        transcript="text",
+        transcript="claude_events",
     ),
     "npm",
     ("@anthropic-ai/claude-code@2.1.332",),

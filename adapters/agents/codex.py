@@ -24,7 +24,7 @@ CODEX = Harness(
         stdin="{prompt}",
         env={"UNIAGENT_API_KEY": "{api_key}"},
         files={".codex/config.toml": CONFIG},
-        transcript="text",
+        transcript="codex_events",
     ),
     "npm",
     ("@openai/codex@0.171.0",),

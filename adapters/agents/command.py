@@ -21,7 +21,8 @@ from typing import Protocol
 import trio
 from attrs import evolve, frozen
 
-from uniagent.adapters.agents.recipe import Recipe, Told, fill, prompt_text
+from uniagent.adapters.agents.recipe import Recipe, fill, prompt_text
+from uniagent.adapters.agents.transcripts import Told
 from uniagent.adapters.options import options
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import AgentResult, Completed, Json, Messages, ModelEndpoint, Sandbox

@@ -18,7 +18,7 @@ MINI_SWE_AGENT = Harness(
             "MSWEA_COST_TRACKING": "ignore_errors",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
-        transcript="text",
+        transcript="mini_trajectory",
         transcript_file="trajectory.json",
     ),
     "pip",

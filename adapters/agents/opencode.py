@@ -27,7 +27,7 @@ OPENCODE = Harness(
         command=("opencode", "run", "--format", "json", "{prompt}"),
         env={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
         files={".config/opencode/opencode.json": json.dumps(CONFIG, indent=2)},
-        transcript="text",
+        transcript="opencode_events",
     ),
     "npm",
     ("opencode-ai@1.18.33",),

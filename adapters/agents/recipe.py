@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from attrs import field, frozen
+from attrs import frozen
 
 from uniagent.engine.config import key
 from uniagent.engine.errors import UserError
-from uniagent.engine.ports import Json, Messages
+from uniagent.engine.ports import Messages
 
 PLACEHOLDERS = {
     "base_url": "the session's endpoint, without /v1 (Anthropic clients add it)",
@@ -42,22 +42,8 @@ class Recipe:
     programs: str = key("", "folder on this machine with its programs, which local sandboxes then see read-only")
     install: str = key("", "shell that installs it in the sandbox, run where the program is not there")
     ok: tuple[int, ...] = key((0,), "exit codes that mean it ended by its own decision")
-    transcript: str = key("text", "how its output is read: text, claude_code, codex, ... or module:attribute")
+    transcript: str = key("text", "how its output is read: a format's name, or module:attribute")
     transcript_file: str = key("", "file below its home that is read in place of its output")
-
-
-@frozen
-class Told:
-    """What a harness's output says: its conversation as chat messages, why it failed (None: it did not), counters."""
-
-    messages: tuple[Mapping[str, Json], ...] = ()
-    error: str | None = None
-    info: Mapping[str, Json] = field(factory=dict)
-
-
-def text(output: str) -> Told:
-    """Output that is the agent's answer as it stands."""
-    return Told(({"role": "assistant", "content": output.strip()},))
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
