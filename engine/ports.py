@@ -287,13 +287,15 @@ class ModelEndpoint:
     """The live policy, as an agent reaches it: over HTTP by (base_url, api_key, model_name), where base_url ends
     before ``/v1``, or in this process through ``complete``, which is the same gateway session without a socket.
     ``serve`` answers requests on one more listening socket until it is cancelled: the way in for a sandbox whose
-    loopback is its own."""
+    loopback is its own. ``spent`` returns once a request was refused because no generation is left: there is nothing
+    more for the agent to do."""
 
     base_url: str
     api_key: str
     model_name: str
     complete: Callable[[ModelCall], Any] | None = field(default=None, repr=False, eq=False)  # async -> Reply
     serve: Callable[[SocketListener], Awaitable[None]] | None = field(default=None, repr=False, eq=False)
+    spent: Callable[[], Awaitable[None]] | None = field(default=None, repr=False, eq=False)
 
     @property
     def openai_base_url(self) -> str:

@@ -5,8 +5,8 @@ where the sandbox has no network. Its turns and tokens are limited at the gatewa
 before whoever runs the agent would give up, so that what it left can still be told. What it started and left running
 is killed when it ends. Knows harnesses only as recipes.
 
-``AgentResult.info``: ``stop`` (exit, timeout), ``exit_code``, ``stderr`` (its end), ``seconds``, ``reaped`` (how many
-processes it left running), ``error``, and the transcript's own counters.
+``AgentResult.info``: ``stop`` (exit, timeout, max_steps), ``exit_code``, ``stderr`` (its end), ``seconds``, ``reaped`` (how
+many processes it left running), ``error``, and the transcript's own counters.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from uniagent.engine.ports import AgentResult, Completed, Json, Messages, ModelE
 from uniagent.engine.registry import load
 
 LEAVE_S = 5.0  # kept of the time limit for what comes after the program; of short limits, a tenth
+GRACE_S = 3.0  # for a program to end by itself once it may ask no more
 STEP_S = 30.0  # for each small command of ours
 INSTALL_S = 900.0
 TAIL = 2000  # characters of stderr in the result
@@ -96,15 +97,28 @@ class CommandAgent:
             path = f"{home}/{fill(name, values)}"
             await self._step(sandbox, ["sh", "-c", WRITE, "sh", path], stdin=fill(text, values).encode())
         command = [fill(part, values) for part in (*recipe.command, *recipe.args)]
-        done = await sandbox.exec(
-            ["sh", "-c", START, "sh", f"{programs}/bin", *command],
-            stdin=fill(recipe.stdin, values).encode(),
-            timeout_s=_time_left(),
-            env=env,
-        )
-        reaped = await self._step(sandbox, ["sh", "-c", REAP, "sh", f"UNIAGENT_HOME={home}"])
+        spent = False
+
+        async def stop_when_spent() -> None:
+            nonlocal spent
+            if model.spent is not None:
+                await model.spent()
+                spent = True
+                await trio.sleep(GRACE_S)
+                await self._reap(sandbox, home)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_when_spent)
+            done = await sandbox.exec(
+                ["sh", "-c", START, "sh", f"{programs}/bin", *command],
+                stdin=fill(recipe.stdin, values).encode(),
+                timeout_s=_time_left(),
+                env=env,
+            )
+            nursery.cancel_scope.cancel()
+        reaped = await self._reap(sandbox, home)
         told = await self._told(sandbox, PurePosixPath(home), done)
-        return result(recipe, command[0], done, told, reaped.output.count(b"\n"))
+        return result(recipe, command[0], done, told, spent=spent, reaped=reaped)
 
     async def _prepare(self, sandbox: Sandbox, path: str, program: str) -> tuple[str, bool]:
         """A new home, and whether the program is missing."""
@@ -118,6 +132,11 @@ class CommandAgent:
             said = done.errors.decode(errors="replace").strip() or f"exit code {done.code}"
             raise InfraError(f"{self.where}: a step around the program failed in the sandbox: {said}")
         return done
+
+    async def _reap(self, sandbox: Sandbox, home: str) -> int:
+        """Kill every process of the run; how many there were."""
+        done = await self._step(sandbox, ["sh", "-c", REAP, "sh", f"UNIAGENT_HOME={home}"])
+        return done.output.count(b"\n")
 
     async def _install(self, sandbox: Sandbox, script: str, env: Mapping[str, str]) -> None:
         program = self.recipe.command[0]
@@ -179,18 +198,20 @@ def shown(programs: Path) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def result(recipe: Recipe, program: str, done: Completed, told: Told, reaped: int) -> AgentResult:
-    """What an ended program comes to."""
+def result(recipe: Recipe, program: str, done: Completed, told: Told, *, spent: bool, reaped: int) -> AgentResult:
+    """What an ended program comes to. ``spent``: it asked for more generations than it may have."""
     stderr = done.errors.decode(errors="replace").strip()[-TAIL:]
-    error = told.error
-    if done.timed_out:
-        error = f"{program} was stopped at its time limit, after {done.duration_s:.0f} s"
+    stop, error = "exit", told.error
+    if spent:
+        stop, error = "max_steps", "it asked for more generations than agent.max_steps"
+    elif done.timed_out:
+        stop, error = "timeout", f"{program} was stopped at its time limit, after {done.duration_s:.0f} s"
     elif error is None and done.code not in recipe.ok:
         last = stderr.splitlines()[-1] if stderr else "it said nothing on stderr"
         error = f"{program} ended with exit code {done.code}: {last}"
     info: dict[str, Json] = {
         **told.info,
-        "stop": "timeout" if done.timed_out else "exit",
+        "stop": stop,
         "exit_code": done.code,
         "stderr": stderr,
         "seconds": round(done.duration_s, 3),

@@ -83,6 +83,7 @@ class GatewaySession:
     engine_s: float = 0.0
     generations: int = 0
     memo: Any = None  # of the wire side: what this session's requests have in common
+    spent: trio.Event = field(factory=trio.Event, repr=False)  # a request was refused: no generation is left
     _closing: bool = False
     _attempts: set[Attempt] = field(factory=set, repr=False)
     _undelivered: dict[str, Node] = field(factory=dict, repr=False)
@@ -139,7 +140,7 @@ class GatewaySession:
 
     def endpoint(self) -> ModelEndpoint:
         """How an agent reaches this session, in this process or over HTTP."""
-        return evolve(self.address, complete=self.ask)
+        return evolve(self.address, complete=self.ask, spent=self.spent.wait)
 
     @property
     def turns(self) -> tuple[Mapping[str, Json], ...]:
@@ -222,6 +223,7 @@ class GatewaySession:
                 f"prompt is too long: {prompt} tokens >= {limit} maximum; shorten or compact the conversation",
             )
         if mine.max_generations is not None and self.generations + call.n > mine.max_generations:
+            self.spent.set()
             raise Problem(
                 403,
                 "generation_budget_spent",
