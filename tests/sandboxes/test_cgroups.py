@@ -79,17 +79,16 @@ async def test_a_sandbox_in_its_limits(isolation: str) -> None:
     if set(usable) != {"memory", "pids"}:
         pytest.skip("this user may not make control groups here")
     section = {"isolation": isolation, "memory_mib": 64, "pids": 20}
-    async with LocalProvider({"warm": 0}) as provider:
-        async with provider.open(section) as box:
-            shell = await box.shell()
-            await shell.run("X=5", timeout_s=10)
-            done = await shell.run("head -c 200M /dev/zero | tail -c 190M > /dev/null", timeout_s=20)
-            assert done.code == 137, "the one that takes the memory is killed"
-            forks = "sh -c 'for i in $(seq 40); do sleep 30 & done'"
-            done = await shell.run(forks, timeout_s=20)
-            assert b"ork" in done.output, "no more processes than allowed"
-            assert (await shell.run("echo $X", timeout_s=10)).output == b"5\n", "and the shell is as it was"
-            assert box.group is not None
-            folders = list(box.group.folders)
-            assert folders
+    async with LocalProvider({"warm": 0}) as provider, provider.open(section) as box:
+        shell = await box.shell()
+        await shell.run("X=5", timeout_s=10)
+        done = await shell.run("head -c 200M /dev/zero | tail -c 190M > /dev/null", timeout_s=20)
+        assert done.code == 137, "the one that takes the memory is killed"
+        forks = "sh -c 'for i in $(seq 40); do sleep 30 & done'"
+        done = await shell.run(forks, timeout_s=20)
+        assert b"ork" in done.output, "no more processes than allowed"
+        assert (await shell.run("echo $X", timeout_s=10)).output == b"5\n", "and the shell is as it was"
+        assert box.group is not None
+        folders = list(box.group.folders)
+        assert folders
     assert not any(folder.exists() for folder in folders)
