@@ -25,6 +25,7 @@ from uniagent.engine.learner.packing import Row
 from uniagent.engine.learner.planning import Needs
 from uniagent.engine.learner.policy import Inputs, Policy
 from uniagent.engine.learner.recipe import Recipe, recipe
+from uniagent.engine.learner.router import load
 
 
 def correction(config: Learner) -> Correction:
@@ -90,6 +91,8 @@ class Objective:
             if idle:
                 (0.0 * lp.sum()).backward()
                 return torch.zeros_like(self.weight[0])
+            if self.policy.router:
+                self.policy.router.count()
             self.mine[tokens] = True
             self.current[tokens] = lp.detach().to(self.current.dtype)
             self.entropy[tokens] = entropy.detach().to(self.entropy.dtype)
@@ -123,6 +126,9 @@ class Objective:
         )
         how = self.recipe
         out = diagnostics(tokens, clip_low=how.clip_low, clip_high=how.clip_high, cap=how.correction_high)
+        counts = self.policy.router.take() if self.policy.router else None
+        if counts is not None:
+            out |= load(self.ranks.sum(counts))
         if self.config.kl_coef:
             out["reference_kl"] = float(losses.kl(current, self.reference, "k3").mean())
         return out

@@ -24,6 +24,7 @@ from uniagent.engine.learner.forest import Index
 from uniagent.engine.learner.logprobs import Kept, logprobs
 from uniagent.engine.learner.packing import Cost, Row
 from uniagent.engine.learner.ranks import ALONE, Ranks, shard
+from uniagent.engine.learner.router import Router
 
 
 @frozen(eq=False)
@@ -47,6 +48,7 @@ class Policy(torch.nn.Module):
         super().__init__()
         check(model)
         self.model, self.ranks, self.autocast = model, ranks, autocast
+        self.router = Router.of(model)
         if ranks.size > 1:
             shard(self, model.get_decoder().layers, ranks, autocast)
 
@@ -74,10 +76,13 @@ class Policy(torch.nn.Module):
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """(log p [n], entropy [n]) of the trained tokens; call inside ``running()``."""
-        body = self.model.get_decoder()
-        hidden = body(
-            input_ids=x.ids, position_ids=x.positions, attention_mask=None, use_cache=False, forest=x.layout
-        ).last_hidden_state[0]
+        settings = {"output_router_logits": True} if self.router else {}
+        out = self.model.get_decoder()(
+            input_ids=x.ids, position_ids=x.positions, attention_mask=None, use_cache=False, forest=x.layout, **settings
+        )
+        if self.router:
+            self.router.seen = tuple(layer.detach() for layer in out.router_logits)
+        hidden = out.last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
         if self.autocast is not None:  # norms leave fp32, and the head is not an operation that autocast knows
             hidden, weight = hidden.to(self.autocast), weight.to(self.autocast)
@@ -113,7 +118,9 @@ class Policy(torch.nn.Module):
         head dimension and pair."""
         config = self.model.config.get_text_config()
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        weights = sum(p.numel() for p in self.model.get_decoder().parameters())
+        named = self.model.get_decoder().named_parameters()
+        used = self.router.used / self.router.experts if self.router else 1.0
+        weights = sum(p.numel() * (used if ".experts." in name else 1.0) for name, p in named)
         weights -= self.model.get_input_embeddings().weight.numel()
         return Cost(6.0 * weights, 12.0 * config.num_hidden_layers * config.num_attention_heads * width)
 

@@ -20,8 +20,9 @@ from uniagent.engine.trajectory.types import ActionSpan, Export, Ledger, Provena
 VOCABULARY = 64
 
 
-def model(**changes: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def model(*, experts: int = 0, **changes: Any) -> Any:
+    """A tiny Qwen3, or with ``experts`` a tiny Qwen3-MoE of which every token uses two."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -35,10 +36,14 @@ def model(**changes: Any) -> Any:
         "tie_word_embeddings": True,
         "initializer_range": 0.2,
     }
-    config = Qwen3Config(**{**settings, **changes})
+    if experts:
+        settings |= {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    settings |= changes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = Qwen3ForCausalLM(config)
+        made: Any = (
+            Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)) if experts else Qwen3ForCausalLM(Qwen3Config(**settings))
+        )
         for parameter in made.parameters():  # away from ones and zeros, so that every path matters
             parameter.data += 0.1 * torch.randn_like(parameter)
     return made.eval()

@@ -38,13 +38,14 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "kl": {"loss": "grpo", "kl_coef": 0.1, "correction": "tis_sequence"},
     "context": {"loss": "dapo"},
+    "experts": {"loss": "dapo"},
 }
 
 
 def train(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Metrics of each step, a canary and the weights at the end; and a snapshot in ``folder``."""
     config = Learner(**CASES[case], lr=1e-3, warmup_steps=0, micro_tokens=64)
-    model = kit.model()
+    model = kit.model(experts=4 if case == "experts" else 0)
     start = {name: tensor.clone() for name, tensor in named_weights(model)}
     score = kit.scorer(kit.older(model))
     reference = kit.older(model) if config.kl_coef else None
