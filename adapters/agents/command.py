@@ -5,8 +5,8 @@ where the sandbox has no network. Its turns and tokens are limited at the gatewa
 before whoever runs the agent would give up, so that what it left can still be told. What it started and left running
 is killed when it ends. Knows harnesses only as recipes.
 
-``AgentResult.info``: ``stop`` (exit, timeout, max_steps), ``exit_code``, ``stderr`` (its end), ``seconds``, ``reaped`` (how
-many processes it left running), ``error``, and the transcript's own counters.
+``AgentResult.info``: ``stop`` (exit, timeout, max_steps), ``exit_code``, ``stderr`` (its end), ``seconds``, ``reaped``
+(processes it left running), ``error``, and the transcript's own counters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import AgentResult, Completed, Json, Messages, ModelEndpoint, Sandbox
 from uniagent.engine.registry import load
 
-LEAVE_S = 5.0  # kept of the time limit for what comes after the program; of short limits, a tenth
+LEAVE_S = 5.0  # kept of the time limit for what comes after the program; of a short one, a quarter
 GRACE_S = 3.0  # for a program to end by itself once it may ask no more
 STEP_S = 30.0  # for each small command of ours
 INSTALL_S = 900.0
@@ -224,4 +224,4 @@ def result(recipe: Recipe, program: str, done: Completed, told: Told, *, spent: 
 def _time_left() -> float:
     """Seconds the program may run: until a little before the caller's deadline."""
     left = trio.current_effective_deadline() - trio.current_time()
-    return left if math.isinf(left) else max(0.0, left - min(LEAVE_S, left / 10))
+    return left if math.isinf(left) else max(0.0, left - min(LEAVE_S, left / 4))

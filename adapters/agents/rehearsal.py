@@ -8,12 +8,11 @@ as it was heard. For checking harnesses and for tests; no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 import numpy as np
 import trio
@@ -23,13 +22,13 @@ from uniagent.adapters.engines.scripted import Answer, ScriptedEngine
 from uniagent.engine import config, model_files
 from uniagent.engine.gateway.chat_template import ChatTemplate
 from uniagent.engine.gateway.codec import Codec
+from uniagent.engine.gateway.decoder import Decoder
 from uniagent.engine.gateway.model_folder import build, tokenizer_json
-from uniagent.engine.gateway.server import ROUTES, GatewayServer, limits_of, listen
+from uniagent.engine.gateway.server import GatewayServer, listen, server_of
 from uniagent.engine.gateway.session import SessionParts, inline
 from uniagent.engine.gateway.sessions import Gateway
-from uniagent.engine.messages import ModelCall, Problem, Reply
-from uniagent.engine.ports import Dialect, EventWriter, Finish, Ids, Json, Sampling
-from uniagent.engine.registry import load
+from uniagent.engine.messages import ModelCall
+from uniagent.engine.ports import Finish, Ids, Json, Sampling
 
 END = "<|im_end|>"
 CONTEXT = 1 << 20
@@ -68,7 +67,7 @@ Play = Callable[[ModelCall], "str | Say"]
 
 @define(eq=False)
 class Stage:
-    """``calls`` are the requests in the order they came."""
+    """``calls`` are the requests that were answered, in order."""
 
     gateway: Gateway
     server: GatewayServer
@@ -79,7 +78,6 @@ class Stage:
 async def stage(play: Play, *, settings: config.Gateway | None = None) -> AsyncIterator[Stage]:
     """A gateway that listens on loopback until the block ends. ``play`` may raise Problem, which the harness gets."""
     source = tokenizer_json(model_files.folder("builtin:tiny-shell"))
-    codec: Codec = build(source, ChatTemplate(TEMPLATE, now=datetime.now()))
     current: ContextVar[ModelCall] = ContextVar("current")
     encode = _encoder(source)
 
@@ -92,13 +90,13 @@ async def stage(play: Play, *, settings: config.Gateway | None = None) -> AsyncI
     calls: list[ModelCall] = []
 
     def hear(call: ModelCall) -> None:
-        current.set(call)  # the request's own task asks the engine, so this is the call the engine answers
+        current.set(call)  # what decodes an answer runs in the task that asks the engine for it
         calls.append(call)
 
     settings = settings or config.Gateway()
+    codec = _Overheard(build(source, ChatTemplate(TEMPLATE, now=datetime.now())), hear)
     gateway = Gateway(SessionParts(codec, ScriptedEngine(respond, context=CONTEXT), inline), model_name="rehearsed")
-    dialects = {name: _Overheard(load("dialects", name)(), hear) for name in ROUTES.values()}
-    server = GatewayServer(gateway, dialects, limits=limits_of(settings))
+    server = server_of(gateway, settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(listen, gateway, settings, server=server))
         yield Stage(gateway, server, calls)
@@ -118,34 +116,14 @@ def _encoder(source: str) -> Callable[[str], Ids]:
     return lambda text: np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
 
-@define(eq=False)
-class _Overheard:
-    """A dialect whose requests somebody listens to."""
+class _Overheard(Codec):
+    """A codec that tells whoever listens which request the next generation answers, asked over HTTP or in-process."""
 
-    dialect: Dialect
-    hear: Callable[[ModelCall], None]
-    name: str = field(init=False)
-    items: str = field(init=False)
+    def __init__(self, codec: Codec, hear: Callable[[ModelCall], None]) -> None:
+        parts = codec.encoder, codec.token_bytes, codec.template, codec.strategy, codec.parser_factory
+        super().__init__(*parts, codec.stop_ids)
+        self.hear = hear
 
-    def __attrs_post_init__(self) -> None:
-        self.name, self.items = self.dialect.name, self.dialect.items
-
-    def memo(self) -> Any:
-        return self.dialect.memo()
-
-    def parse(self, body: Json, memo: Any = None) -> ModelCall:
-        call = self.dialect.parse(body, memo)
+    def decoder(self, call: ModelCall, call_ids: Callable[[int, str], str]) -> Decoder:
         self.hear(call)
-        return call
-
-    def reply(self, call: ModelCall, replies: Sequence[Reply]) -> Json:
-        return self.dialect.reply(call, replies)
-
-    def events(self, call: ModelCall) -> EventWriter:
-        return self.dialect.events(call)
-
-    def sent(self, call: ModelCall, replies: Sequence[Reply], memo: Any) -> None:
-        self.dialect.sent(call, replies, memo)
-
-    def error(self, problem: Problem) -> tuple[int, Json]:
-        return self.dialect.error(problem)
+        return super().decoder(call, call_ids)
