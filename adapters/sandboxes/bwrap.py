@@ -95,13 +95,17 @@ def system() -> list[str]:
 
 def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, etc: str) -> list[str]:
     """bubblewrap's argv up to the program to run."""
-    options = [bwrap, *system(), "--proc", "/proc", "--dev", "/dev", "--ro-bind", etc, "/etc"]
+    if config.image is None:
+        root, sealed = [*system(), "--ro-bind", etc, "/etc"], ["--remount-ro", "/"]
+    else:
+        root, sealed = ["--overlay-src", config.image, "--tmp-overlay", "/"], []
+    options = [bwrap, *root, "--proc", "/proc", "--dev", "/dev"]
     options += ["--ro-bind", run, RUN, "--bind", tmp, "/tmp", "--bind", work, config.workdir]
     for path in config.read_only:
         options += ["--ro-bind", path, path]
     options += ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--unshare-net"] if config.network == "none" else []
-    options += ["--uid", UID, "--gid", UID, "--as-pid-1", "--die-with-parent", "--new-session", "--remount-ro", "/"]
+    options += ["--uid", UID, "--gid", UID, "--as-pid-1", "--die-with-parent", "--new-session", *sealed]
     options += ["--clearenv"]
     for name, value in environment(config, home="/tmp").items():
         options += ["--setenv", name, value]

@@ -6,7 +6,7 @@ Knows the keys and their meaning; not how they are enforced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from attrs import frozen
 
@@ -28,6 +28,9 @@ class LocalConfig:
         "none", "none: only a loopback of its own; host: this machine's network", choices=("none", "host")
     )
     workdir: str = key("/work", "writable directory inside; with isolation none it is a private host directory")
+    image: str | None = key(
+        None, "folder with a root file system that has bash; every sandbox writes to a layer of its own above it"
+    )
     files: Mapping[str, str] = key(
         dict, "written before the first command: path in the workdir -> text; a path ending in / is a directory"
     )
@@ -52,6 +55,11 @@ def local_config(section: Mapping[str, Json]) -> LocalConfig:
     if parts[:1] != ("/",) or len(parts) < 2 or parts[1] in TAKEN or ".." in parts:
         places = ", ".join(f"/{name}" for name in TAKEN)
         raise UserError(f"sandbox: workdir = {config.workdir!r} must be an absolute path outside {places}")
+    if config.image is not None:
+        if config.isolation == "none":
+            raise UserError("sandbox: image needs isolation = 'bwrap': without it commands see this machine's files")
+        if not any(Path(config.image, place).exists() for place in ("bin/bash", "usr/bin/bash")):
+            raise UserError(f"sandbox: image = {config.image!r} is no folder of a root file system with bash in it")
     for path in config.read_only:
         if not PurePosixPath(path).is_absolute():
             raise UserError(f"sandbox: read_only has {path!r}, which is not an absolute path")
