@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 from uniagent.engine import config
 from uniagent.engine.gateway import admin, metrics
 from uniagent.engine.gateway.http import ClientGone, Exchange, HttpServer, Limits
+from uniagent.engine.gateway.lane import Lane
 from uniagent.engine.gateway.session import GatewaySession
 from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.gateway.wire import Bodies, Match
@@ -72,6 +73,7 @@ class GatewayServer:
     limits: Limits = field(factory=Limits)
     ping_s: float = PING_S
     metrics: metrics.Metrics = field(factory=metrics.Metrics)
+    lane: Lane = field(factory=Lane)
     http: HttpServer = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -80,6 +82,7 @@ class GatewayServer:
 
     async def handle(self, exchange: Exchange) -> None:
         """One request, answered whatever is wrong with it."""
+        await self.lane.turn()
         target = self._target(exchange.path)
         try:
             try:
@@ -400,4 +403,7 @@ async def listen(
     gateway.origin = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     gateway.serve = lambda listener: server.http.serve([listener])
     task_status.started(gateway.origin)
-    await server.http.serve(listeners)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.lane.run)
+        await server.http.serve(listeners)
+        nursery.cancel_scope.cancel()
