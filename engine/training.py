@@ -26,7 +26,7 @@ from uniagent.engine.journal import Journal, Record, Use
 from uniagent.engine.learner.batch import Batch, build
 from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.node import Node
-from uniagent.engine.observe.metrics import MetricsFile, of_episodes, staleness
+from uniagent.engine.observe.metrics import MetricsFile, of_agents, of_episodes, staleness
 from uniagent.engine.ports import Json
 from uniagent.engine.rollout.admission import Admission
 from uniagent.engine.rollout.scheduler import Group, Scheduler
@@ -70,7 +70,7 @@ class Training:
                     break
                 await self._train(groups, scheduler)
                 if config.checkpoint.every and self.step % config.checkpoint.every == 0:
-                    await self.checkpoints.save(self.step)
+                    await self.checkpoints.save(self.step, self._position(scheduler))
                 if config.eval.every and self.step % config.eval.every == 0 and self.step < config.run.steps:
                     await self._evaluate(f"step-{self.step}")
             scheduler.close()
@@ -82,7 +82,8 @@ class Training:
                 await scheduler.ended.wait()
             nursery.cancel_scope.cancel()
         await self._record(scheduler.leftover)
-        await self.checkpoints.save(self.step)
+        await self.checkpoints.save(self.step, self._position(scheduler))
+        await self.checkpoints.written()
         if self.step == config.run.steps:
             await self._evaluate("after")
 
@@ -125,6 +126,15 @@ class Training:
             returned=lambda group, cause: self._returned.append((group, cause)),
         )
 
+    def _position(self, scheduler: Scheduler) -> dict[str, Json]:
+        """What a run needs to go on from a checkpoint, beside the trainer's state."""
+        return {
+            "step": self.step,
+            "policy_version": self.node.version,
+            "samples": scheduler.admission.admitted,
+            "admission": scheduler.admission.counters(),
+        }
+
     def _unwanted(self, group: Group) -> str | None:
         """Why a group fills no place in a batch."""
         counted = [e for e in group if e.counts]
@@ -162,6 +172,7 @@ class Training:
         self.sandbox_s += sum(e.timings.get("sandbox", 0.0) for e in episodes)
         numbers = {
             **of_episodes(episodes),
+            **of_agents(episodes),
             **staleness(episodes, batch.version),
             **learned,
             **node.lag.metrics(),
@@ -206,6 +217,7 @@ class Training:
             result = await evaluate(node, self.journal, name=name, step=self.step)
             if not node.stop.event.is_set():
                 self.evals[name] = result
+                self.checkpoints.best(self.step, result["success"])
                 greedy = f", greedy {result['success_greedy']:.3f}" if "success_greedy" in result else ""
                 node.progress.note(
                     f"evaluation {name}: success {result['success']:.3f} ± {result['stderr']:.3f}{greedy} "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from uniagent.engine.episode import Episode
 from uniagent.engine.ports import Failure
 from uniagent.engine.storage import LineFile, plain
+from uniagent.engine.trajectory.types import ActionSpan
 
 
 class MetricsFile:
@@ -69,11 +70,57 @@ def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def of_agents(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The same batch by agent, as ``agent/NAME/…``: success; answers, chains and sampled tokens a session; shares of the
+    sampled tokens that can be trained and that were discarded, by cause; shares of the echoed answers by tier."""
+    by_agent: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_agent.setdefault(agent_of(episode), []).append(episode)
+    return {
+        f"agent/{name}/{key}": value
+        for name, some in sorted(by_agent.items())
+        for key, value in _of_agent(some).items()
+    }
+
+
+def agent_of(episode: Episode) -> str:
+    """Name of the agent in the sample's merged config."""
+    return str((episode.row.get("agent") or {}).get("name", "react"))
+
+
+def _of_agent(episodes: Sequence[Episode]) -> dict[str, float]:
+    ledgers = [e.export.ledger for e in episodes]
+    sampled = sum(ledger.sampled for ledger in ledgers)
+    discarded = sum((Counter(ledger.discarded) for ledger in ledgers), Counter[str]())
+    tiers = Counter(a.tier for e in episodes for a in _actions(e) if a.tier is not None)
+    return {
+        "episodes": len(episodes),
+        "success": success(episodes)["success"],
+        "agent_failures": sum(e.result.failure is Failure.AGENT for e in episodes),
+        "infra_failures": sum(not e.counts for e in episodes),
+        "actions": _mean([len(e.export.fates) for e in episodes]),
+        "chains": _mean([len(e.export.trajectories) for e in episodes]),
+        "tokens": sampled / len(episodes),
+        "trainable": _share(sum(ledger.trainable for ledger in ledgers), sampled),
+        **{f"discarded_{cause}": _share(n, sampled) for cause, n in sorted(discarded.items())},
+        **{f"echo_{tier}": _share(n, tiers.total()) for tier, n in sorted(tiers.items())},
+    }
+
+
+def _actions(episode: Episode) -> Iterable[ActionSpan]:
+    """Every action of the episode that stands in a chain, once: where it was sampled."""
+    return {a.order: a for t in episode.export.trajectories for a in t.actions if a.home}.values()
+
+
 def staleness(episodes: Sequence[Episode], version: int) -> dict[str, float]:
     """Age in policy versions of the tokens to be trained, relative to the learner's ``version``: mean and maximum."""
     ages = [version - t.versions[t.loss_mask] for e in episodes for t in e.export.trajectories]
     every = np.concatenate(ages) if ages else np.empty(0)
     return {"staleness": float(every.mean()), "staleness_max": float(every.max())} if len(every) else {}
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

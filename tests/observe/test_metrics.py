@@ -44,6 +44,26 @@ def test_a_batch_in_numbers_adds_up(make_episode: Make) -> None:
     assert metrics.of_episodes([]) == {}
 
 
+def test_a_batch_in_numbers_by_agent(make_episode: Make) -> None:
+    row = {"agent": {"name": "claude_code"}}
+    crashed = make_episode(reward=0.0, result=TaskResult(0.0, failure=Failure.AGENT), row=row)
+    numbers = metrics.of_agents([make_episode(), make_episode(row=row), crashed])
+    assert numbers["agent/react/success"] == 1.0
+    mine = {k.removeprefix("agent/claude_code/"): v for k, v in numbers.items() if "claude_code" in k}
+    assert mine == {
+        "episodes": 2,
+        "success": 0.5,
+        "agent_failures": 1,
+        "infra_failures": 0,
+        "actions": 2.0,
+        "chains": 1.0,
+        "tokens": 3.0,
+        "trainable": 2 / 3,
+        "discarded_retried": 1 / 3,
+        "echo_verbatim": 1.0,
+    }
+
+
 def test_staleness_is_of_trained_tokens(make_episode: Make) -> None:
     assert metrics.staleness([make_episode()], version=5) == {"staleness": 2.0, "staleness_max": 2.0}
     assert metrics.staleness([], version=5) == {}
