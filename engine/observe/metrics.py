@@ -71,8 +71,8 @@ def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def of_agents(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The same batch by agent, as ``agent/NAME/…``: success; answers, chains and sampled tokens a session; shares of its
-    sampled tokens that can be trained or were discarded, by cause; shares of the echoed answers by tier."""
+    """The same batch by agent, as ``agent/NAME/…``: success; answers, chains and sampled tokens a session; shares of
+    these tokens that can be trained or were discarded, by cause; shares of the echoed answers by tier."""
     by_agent: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_agent.setdefault(agent_of(episode), []).append(episode)
