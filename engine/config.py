@@ -157,6 +157,15 @@ class Learner:
     minibatches: int = key(1, "optimizer steps a batch is split into", at_least=1)
     micro_tokens: int = key(4096, "tokens of one forward and backward", at_least=16)
     prefix_tree: bool = key(True, "compute shared prefixes once")
+    recompute: bool = key(False, "run layers again in the backward instead of keeping their activations")
+    precision: str = key(
+        "auto",
+        "matrix products; weights and optimizer are float32; auto: bfloat16 on an accelerator",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    lora_rank: int = key(0, "train low-rank adapters of this rank (needs the extra lora); 0: all weights", at_least=0)
+    lora_alpha: float = key(32.0, "the adapters are scaled by lora_alpha / lora_rank", at_least=0)
+    context_parallel: int = key(1, "ranks that share one row, for sequences beyond one rank's memory", at_least=1)
 
 
 @frozen

@@ -42,13 +42,19 @@ class Inputs:
 
 class Policy(torch.nn.Module):
     """model: a Hugging Face causal LM whose layers all attend fully; raises UserError for others. With several ranks
-    its weights are sharded over them, and every forward is one of all ranks. ``autocast``: dtype of matrix products."""
+    its weights are sharded over them, and every forward is one of all ranks. ``autocast``: dtype of matrix products;
+    ``recompute``: layers run again in the backward, so that their activations are not kept."""
 
-    def __init__(self, model: Any, ranks: Ranks = ALONE, *, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: Any, ranks: Ranks = ALONE, *, autocast: torch.dtype | None = None, recompute: bool = False
+    ) -> None:
         super().__init__()
         check(model)
         self.model, self.ranks, self.autocast = model, ranks, autocast
         self.router = Router.of(model)
+        self.recompute = recompute
+        if recompute:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if ranks.size > 1:
             shard(self, model.get_decoder().layers, ranks, autocast)
 
@@ -102,6 +108,9 @@ class Policy(torch.nn.Module):
         """Open around a forward and its backward."""
         training = self.model.training
         self.model.eval()
+        if self.recompute:  # the layers look at their own flag, what is in them does not see it
+            for layer in self.model.get_decoder().layers:
+                layer.training = True
         autocast = self.autocast is not None and self.ranks.size == 1  # sharded weights are gathered in that dtype
         try:
             with forest_attention(self.model), torch.autocast(self.device.type, self.autocast, enabled=autocast):

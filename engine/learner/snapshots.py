@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,6 +30,9 @@ from uniagent.engine.learner.trainer import Trainer
 from uniagent.engine.ports import Json
 
 STATE = "state.json"
+
+# one process is the usual case here, and no reason to warn
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @frozen(eq=False)

@@ -16,6 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from uniagent.engine.config import Learner
 from uniagent.engine.errors import UserError
+from uniagent.engine.learner import lora
 from uniagent.engine.learner.batch import Batch, describe
 from uniagent.engine.learner.forest import Index
 from uniagent.engine.learner.objective import Objective, needs
@@ -53,17 +54,23 @@ class _Open:
 
 class Trainer:
     """``model`` is a Hugging Face causal LM, trained in place; ``steps`` the batches of the whole run, at which the
-    schedule ends; ``reference`` a frozen copy for the KL term. ``train_step`` counts optimizer steps."""
+    schedule ends; ``reference`` a frozen copy for the KL term (with adapters: the model without them, by itself).
+    ``train_step`` counts optimizer steps. Weights are kept in fp32, whatever they were loaded in."""
 
     def __init__(
         self, model: Any, config: Learner, *, seed: int, steps: int, reference: Any = None, ranks: Ranks = ALONE
     ) -> None:
-        if config.kl_coef and reference is None:
+        if config.kl_coef and reference is None and not config.lora_rank:
             raise ValueError("learner.kl_coef > 0 needs a reference model")
+        if config.lora_rank:
+            lora.add(model, rank=config.lora_rank, alpha=config.lora_alpha, seed=seed)
+        elif model.dtype in (torch.bfloat16, torch.float16):
+            model.float()  # an update is smaller than what these can add
         self.config, self.seed, self.steps = config, seed, steps
         self.ranks = ranks
-        self.policy = Policy(model, ranks)
-        self.reference = None if reference is None else Policy(reference, ranks)
+        precision = _precision(config.precision, next(model.parameters()).device.type)
+        self.policy = Policy(model, ranks, autocast=precision, recompute=config.recompute)
+        self.reference = None if reference is None else Policy(reference, ranks, autocast=precision)
         self.optimizer = adamw(self.policy, betas=config.betas, weight_decay=config.weight_decay)
         self.train_step = 0
         self.batches = 0
@@ -104,12 +111,16 @@ class Trainer:
             else:
                 now.loss += now.objective.train(piece.row, piece.minibatch, idle=piece.idle)
             return
-        policy = self.reference if piece.work is Work.REFERENCE and self.reference else self.policy
         into = getattr(now.objective, piece.work.value)
         if piece.row is None:
             now.objective.exchange(into, piece.minibatch)
+        elif piece.work is not Work.REFERENCE:
+            now.objective.score(piece.row, self.policy, into, idle=piece.idle)
+        elif self.reference is not None:
+            now.objective.score(piece.row, self.reference, into, idle=piece.idle)
         else:
-            now.objective.score(piece.row, policy, into, idle=piece.idle)
+            with lora.disabled(self.policy.model):
+                now.objective.score(piece.row, self.policy, into, idle=piece.idle)
 
     def apply(self) -> dict[str, float]:
         """The last optimizer step of the batch, and its metrics: those of ``diagnostics``, the batch's ledger, loss,
@@ -181,3 +192,10 @@ class Trainer:
                 f"{BAD_STEPS} optimizer steps in a row had a non-finite loss or gradient (sessions: {names}): "
                 "lower learner.lr, or look at these sessions' tokens"
             )
+
+
+def _precision(wanted: str, device: str) -> torch.dtype | None:
+    """The dtype of matrix products; None: that of the weights."""
+    if wanted == "auto":
+        wanted = "bfloat16" if device == "cuda" else "float32"
+    return torch.bfloat16 if wanted == "bfloat16" else None

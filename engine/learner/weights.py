@@ -14,18 +14,22 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from uniagent.engine.learner.lora import merged
+
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def named_weights(model: Any, *, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every weight, tied ones once, without gradient. The tensors are the model's own where the dtype
-    is the same: a receiver copies them before the next optimizer step. Weights that are sharded over ranks are gathered
-    one at a time, so all ranks go through them."""
+    """(name, tensor) of every weight, tied ones once, adapters merged into theirs, without gradient. The tensors are
+    the model's own where nothing had to be changed: a receiver copies them before the next optimizer step. Weights that
+    are sharded over ranks are gathered one at a time, so all ranks go through them."""
     for name, parameter in model.named_parameters():
-        tensor = parameter.detach()
-        if isinstance(tensor, DTensor):
-            tensor = tensor.full_tensor()
-        yield name, tensor if dtype is None else tensor.to(dtype)
+        if named := merged(model, name, _whole(parameter.detach()), _whole):
+            yield named[0], named[1] if dtype is None else named[1].to(dtype)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

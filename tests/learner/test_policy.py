@@ -77,3 +77,38 @@ def test_cost_counts_weights_and_pairs(kit: Any) -> None:
     cost = Policy(kit.model()).cost()
     assert cost.pair == 12 * 2 * 4 * 8
     assert cost.token == 6 * sum(p.numel() for n, p in kit.model().named_parameters() if "embed" not in n)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+def test_layers_can_run_again_in_the_backward(kit: Any) -> None:
+    """The same gradient, and every layer runs twice."""
+    found, runs = [], []
+    for recompute in (False, True):
+        model = kit.model(attention_dropout=0.5)
+        calls: list[int] = []
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        policy = Policy(model, recompute=recompute)
+        (row,) = pack(items(), 1000)
+        with policy.running():
+            policy(policy.inputs(row)[0])[0].sum().backward()
+        found.append(gradients(model))
+        runs.append(len(calls))
+        assert not any(m.training for m in model.modules())
+    assert runs == [1, 2]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_matrix_products_can_be_in_bfloat16(kit: Any) -> None:
+    """Weights and their gradients stay in fp32; log-probabilities are off by bf16's rounding and no more."""
+    model = kit.model()
+    (row,) = pack(items(), 1000)
+    scores = []
+    for autocast in (None, torch.bfloat16):
+        policy = Policy(model, autocast=autocast)
+        with policy.running():
+            lp, _ = policy(policy.inputs(row)[0])
+            lp.sum().backward()
+        assert lp.dtype == torch.float32
+        assert {g.dtype for g in gradients(model).values()} == {torch.float32}
+        scores.append(lp.detach())
+    assert 0 < (scores[0] - scores[1]).abs().max() < 0.3

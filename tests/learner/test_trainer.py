@@ -229,3 +229,9 @@ def test_pieces_are_run_between_plan_and_apply(kit: Any) -> None:
 def test_a_kl_term_needs_a_reference(kit: Any) -> None:
     with pytest.raises(ValueError, match="needs a reference model"):
         Trainer(kit.model(), Learner(kl_coef=0.1), seed=0, steps=1)
+
+
+def test_weights_are_kept_in_fp32(kit: Any) -> None:
+    model = kit.model().bfloat16()
+    Trainer(model, Learner(lr=1e-4), seed=0, steps=1).step(build(kit.groups(), "mean"))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
