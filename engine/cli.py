@@ -23,6 +23,7 @@ COMMANDS = {  # name -> (function taking the remaining arguments and giving the 
     "config": ("uniagent.engine.commands:config", "print every config key with its type, default and meaning"),
     "serve": ("uniagent.engine.gateway.serve_cli:main", "run the gateway alone, to debug a harness"),
     "template": ("uniagent.engine.gateway.template_cli:main", "say how a model's chat template will be handled"),
+    "harness": ("uniagent.adapters.agents.harness_cli:main", "external harnesses: list, install, check"),
     "sandbox": ("uniagent.adapters.sandboxes.cli:main", "which sandbox backends work here"),
     "data": ("uniagent.tasks.data_cli:main", "check a data set"),
     "tasks": ("uniagent.tasks.check_cli:main", "check the quality of tasks"),

@@ -168,6 +168,7 @@ class Harness:
     recipe: Recipe
     installer: str  # npm | pip
     packages: tuple[str, ...]  # the first is the harness itself, NAME@VERSION or NAME==VERSION
+    ends_by: str | None = None  # the shell command that ends a session, where an answer without a call does not
 
     def __call__(self, settings: AgentSettings) -> CommandAgent:
         return CommandAgent(self.recipe, settings)

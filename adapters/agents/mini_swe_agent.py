@@ -23,4 +23,5 @@ MINI_SWE_AGENT = Harness(
     ),
     "pip",
     ("mini-swe-agent==2.4.6",),
+    ends_by="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
 )  # fmt: skip
