@@ -92,8 +92,9 @@ def test_filters_against_a_plain_one(seed: int, vocabulary: int, top_k: int, top
         kept = result.kept.get(row, np.arange(vocabulary))
         near = bool(np.abs(share - top_p).min() < 1e-6)
         assert abs(len(kept) - count) <= (1 if near else 0)
-        if not near:
-            assert kept.tolist() == sorted(order[:count].tolist())
+        assert kept.tolist() == sorted(set(kept.tolist()))
+        if not near:  # the same set, but for tokens as likely in float32
+            assert np.allclose(np.sort(p[kept]), np.sort(p[order[:count]]), rtol=1e-5)
         assert result.tokens[row] in kept
         assert result.logprobs[row] == pytest.approx(np.log(p[result.tokens[row]] / p[kept].sum()), abs=2e-5)
         assert (row in result.kept) == (len(kept) < vocabulary)
