@@ -15,7 +15,7 @@ from typing import Any
 
 from uniagent.engine.storage import plain
 
-_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
 _MODEL = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
 _SOFTWARE = ("uniagent", "trio", "torch", "transformers", "tokenizers", "numpy")
 
@@ -48,7 +48,7 @@ def of_run(*, config: str, model: Path, template: str, rows: Iterable[Mapping[st
         "config": of_text(config),
         "dataset": of_rows(rows),
         "template": of_text(template),
-        "tokenizer": of_files(model, _TOKENIZER),
+        "tokenizer": of_files(model, TOKENIZER),
         "model": of_files(model, _MODEL),
     }
 
