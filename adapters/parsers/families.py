@@ -13,10 +13,12 @@ from attrs import frozen
 from uniagent.adapters.parsers import harmony
 from uniagent.adapters.parsers.grammars import (
     deepseek_call,
+    gemma_call,
     glm_call,
     invoke_call,
     json_calls,
     kimi_call,
+    kimi_element_call,
     mistral_calls,
     pythonic_calls,
     qwen_bare_call,
@@ -76,7 +78,13 @@ qwen_xml = Family(
     (("<tool_call>", "<function="),),
 )
 glm = Family(
-    "glm", Format((Region("<tool_call>", ("</tool_call>",), glm_call),), THINK), (("<tool_call>", "<arg_key>"),)
+    "glm",
+    Format(
+        (Region("<tool_call>", ("</tool_call>",), glm_call),),
+        THINK,
+        noise=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    (("<tool_call>", "<arg_key>"),),
 )
 deepseek = Family(
     "deepseek",
@@ -110,6 +118,26 @@ kimi = Family(
         noise=("<|tool_call_argument_begin|>",),
     ),
     (("<|tool_call_begin|>", "<|tool_calls_section_begin|>"),),
+)
+kimi_k3 = Family(
+    "kimi_k3",
+    Format(
+        (Region('<|open|>call tool="', ("<|close|>call<|sep|>",), kimi_element_call),),
+        (("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
+        sections=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
+        noise=("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        speaks=("<|open|>response<|sep|>",),
+    ),
+    (("<|open|>", "<|sep|>"),),
+)
+gemma4 = Family(
+    "gemma4",
+    Format(
+        (Region("<|tool_call>", ("<tool_call|>",), gemma_call),),
+        (("<|channel>thought", "<channel|>"),),
+        noise=("<|tool_response>", '<|"|>'),
+    ),
+    (("<|tool_call>", "<|channel>"),),
 )
 minimax = Family(
     "minimax",
@@ -150,7 +178,7 @@ gpt_oss = Harmony()
 plain = Family("plain", Format((), THINK))
 
 # in the order they are asked: the more particular first
-ALL = (gpt_oss, qwen_xml, glm, kimi, deepseek_dsml, deepseek, minimax, mistral, pythonic, llama, qwen)
+ALL = (gpt_oss, qwen_xml, glm, kimi, kimi_k3, gemma4, deepseek_dsml, deepseek, minimax, mistral, pythonic, llama, qwen)
 
 
 def choose(template: str) -> Family | Harmony:

@@ -7,6 +7,7 @@ schema names.
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -227,6 +228,79 @@ def _typed_call(body: Body, name: str, values: Mapping[str, str], types: Mapping
         else:
             arguments[key] = typed(text, properties.get(key))
     return ParsedCall(name.replace(CONTROL_MARK, ""), json.dumps(arguments, ensure_ascii=False))
+
+
+def kimi_element_call(body: Body) -> Sequence[ParsedCall]:
+    """``NAME" index="1"<sep>``, then ``<open>argument key="KEY" type="TYPE"<sep>VALUE<close>argument<sep>``… (K3)."""
+    opens, sep = re.escape(body.marked("<|open|>")), re.escape(body.marked("<|sep|>"))
+    close = re.escape(body.marked("<|close|>")) + "argument" + sep
+    head = re.match(rf'([^"\n]*)"[^<\n]*?{sep}', body.text)
+    if head is None:
+        raise Malformed("no call: a tool name is wanted")
+    name, rest = html.unescape(head[1]), body.text[head.end() :].strip()
+    pattern = re.compile(
+        rf'{opens}argument key="([^"\n]*)" type="(\w+)"{sep}(.*?){close}(?=\s*(?:{opens}argument |$))\s*', re.DOTALL
+    )
+    values: dict[str, str] = {}
+    quoted: dict[str, str] = {}
+    at = 0
+    while at < len(rest):
+        found = pattern.match(rest, at)
+        if found is None:
+            raise Malformed("no call: an argument element is wanted", name, rest)
+        key = html.unescape(found[1])
+        values[key], quoted[key] = found[3], str(found[2] == "string").lower()
+        at = found.end()
+    return [_typed_call(body, name, values, quoted)]
+
+
+# ---------------------------------------------------------------- Gemma
+
+
+def gemma_call(body: Body) -> Sequence[ParsedCall]:
+    """``call:NAME{key:<|"|>text<|"|>,other:[1,true]}``: JSON with bare keys and its own quotes."""
+    head = re.match(r"\s*call:([^{\s]+)\{", body.text)
+    if head is None:
+        raise Malformed("no call: a name and an object are wanted")
+    quote = body.marked('<|"|>')
+    try:
+        value, end = _gemma_value(body.text, head.end() - 1, quote)
+    except (ValueError, IndexError) as problem:
+        raise Malformed(f"the arguments cannot be read: {problem}", head[1], body.text[head.end() - 1 :]) from problem
+    if body.text[end:].strip():
+        raise Malformed("text after the arguments", head[1], body.text[head.end() - 1 :])
+    return [_raw_call(head[1], json.dumps(value, ensure_ascii=False))]
+
+
+def _gemma_value(text: str, at: int, quote: str) -> tuple[Json, int]:
+    """The value that begins at ``at``, and where it ends. Raises ValueError or IndexError."""
+    at += len(text[at:]) - len(text[at:].lstrip())
+    if text.startswith(quote, at):
+        end = text.index(quote, at + len(quote))
+        return text[at + len(quote) : end], end + len(quote)
+    if text[at] in "{[":
+        return _gemma_items(text, at, quote)
+    found = re.compile(r"[^,\]}]*").match(text, at)
+    assert found is not None
+    return json_or_text(found[0].strip()), found.end()
+
+
+def _gemma_items(text: str, at: int, quote: str) -> tuple[Json, int]:
+    closing = "}" if text[at] == "{" else "]"
+    named: dict[str, Json] = {}
+    listed: list[Json] = []
+    at += 1
+    while True:
+        at += len(text[at:]) - len(text[at:].lstrip(" \n,"))
+        if text[at] == closing:
+            return (named if closing == "}" else listed), at + 1
+        if closing == "}":
+            colon = text.index(":", at)
+            key = text[at:colon].strip().removeprefix(quote).removesuffix(quote)
+            named[key], at = _gemma_value(text, colon + 1, quote)
+        else:
+            item, at = _gemma_value(text, at, quote)
+            listed.append(item)
 
 
 # ---------------------------------------------------------------- Python

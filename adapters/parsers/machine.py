@@ -59,18 +59,19 @@ class Region:
 @frozen
 class Format:
     """How a family writes: reasoning between two markers, calls in regions, regions perhaps in a section, outside of
-    whose calls there is no text. ``noise`` are markers to leave out."""
+    whose calls there is no text. ``noise`` are markers to leave out, ``speaks`` such that end reasoning as well."""
 
     regions: tuple[Region, ...]
     thinks: tuple[tuple[str, str], ...] = ()
     sections: tuple[tuple[str, str], ...] = ()
     noise: tuple[str, ...] = ()
+    speaks: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         ends = [m for r in self.regions for m in (r.open, *(() if r.keeps else r.closes))]
         pairs = [m for pair in (*self.thinks, *self.sections) for m in pair]
-        return tuple(dict.fromkeys([*pairs, *ends, *self.noise]))
+        return tuple(dict.fromkeys([*pairs, *ends, *self.noise, *self.speaks]))
 
 
 class MarkerParser:
@@ -94,7 +95,7 @@ class MarkerParser:
         }
         self._thinks = {marked(a): marked(b) for a, b in format.thinks}
         self._sections = {marked(a): marked(b) for a, b in format.sections}
-        self._noise = [marked(n) for n in format.noise]
+        self._noise, self._speaks = [marked(n) for n in format.noise], [marked(n) for n in format.speaks]
         last = max(((prefix.rfind(m), a, m) for a, b in format.thinks for m in (a, b)), default=(-1, "", ""))
         self._think: str | None = marked(dict(format.thinks)[last[1]]) if last[0] >= 0 and last[1] == last[2] else None
         self._trim = last[0] >= 0  # newlines at the beginning of a stretch go
@@ -154,7 +155,7 @@ class MarkerParser:
             self._called |= not self._region.region.starts
             return True
         self._buffer = self._buffer[len(found) :]
-        if found == self._think:
+        if found == self._think or found in self._speaks:
             self._think, self._space, self._trim = None, "", True
         elif found in self._thinks:
             self._think, self._space, self._trim = self._thinks[found], "", True
@@ -167,15 +168,9 @@ class MarkerParser:
     def _expected(self) -> list[str]:
         regions = [m for m, o in self._regions.items() if not o.region.starts or not self._text]
         if self._think is not None:
-            return [self._think, *regions]
-        return [
-            *self._thinks,
-            *self._thinks.values(),
-            *self._sections,
-            *self._sections.values(),
-            *regions,
-            *self._noise,
-        ]
+            return [self._think, *regions, *self._speaks]
+        pairs = [*self._thinks, *self._thinks.values(), *self._sections, *self._sections.values()]
+        return [*pairs, *regions, *self._noise, *self._speaks]
 
     def _try_close(self, out: list[Delta]) -> bool:
         """Close the open region at the next marker that makes it readable."""

@@ -37,9 +37,12 @@ class TokenBytes:
         marked: frozenset[int] = frozenset(),
     ) -> None:
         self._token, self._byte_level, self.marked = token, byte_level, marked
-        self._known: dict[int, bytes] = {
-            i: b"" if i in silent else ((CONTROL_MARK if i in marked else "") + t).encode() for i, t in added.items()
-        }
+        self._known: dict[int, bytes] = dict.fromkeys(silent, b"")
+        for id, text in added.items():
+            if id in marked:
+                self._known[id] = (CONTROL_MARK + text).encode()
+            elif id not in silent:
+                self._known[id] = text.encode() if byte_level else self._bytes(text)
 
     @property
     def control(self) -> tuple[str, ...]:

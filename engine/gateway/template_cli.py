@@ -37,7 +37,7 @@ PLACEHOLDERS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 for append and re-render, 1 for refuse; UserError for what cannot be read."""
+    """Exit status: 0 for append and re-render, 2 for refuse; UserError for what cannot be read."""
     parser = argparse.ArgumentParser(prog="uniagent template", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, builtin:NAME, or a .jinja file")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="for a .jinja file: the folder of its tokenizer")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     report = examine(args.model, args.tokenizer)
     print(json.dumps(report, ensure_ascii=False) if args.json else table(report))
-    return 1 if report["strategy"] == "refuse" else 0
+    return 2 if report["strategy"] == "refuse" else 0
 
 
 def examine(model: str, tokenizer: str | None = None) -> dict[str, Any]:

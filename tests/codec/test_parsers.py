@@ -51,6 +51,15 @@ CALLS = {
     + "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "kimi": "Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
     + f"{JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    "kimi_k3": "<|open|>response<|sep|>Well.<|close|>response<|sep|><|open|>tools<|sep|>"
+    + '<|open|>call tool="f" index="1"<|sep|>'
+    + "".join(
+        f'<|open|>argument key="{k}" type="{"string" if k == "a" else "number"}"<|sep|>'
+        f"{v if k == 'a' else json.dumps(v)}<|close|>argument<|sep|>"
+        for k, v in ARGUMENTS.items()
+    )
+    + "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "gemma4": f'Well.<|tool_call>call:f{{a:<|"|>{ARGUMENTS["a"]}<|"|>,n:3,o:{{k:[1, null]}}}}<tool_call|>',
     "minimax": 'Well.\n<minimax:tool_call>\n<invoke name="f">\n'
     + "".join(f'<parameter name="{k}">{v if k == "a" else json.dumps(v)}</parameter>\n' for k, v in ARGUMENTS.items())
     + "</invoke>\n</minimax:tool_call>",
@@ -209,6 +218,8 @@ def test_unquoted_values_take_the_type_of_the_schema(text: str, schema: Any, val
         ("[TOOL_CALLS]", "mistral"),
         ("<|start_header_id|>ipython", "llama"),
         ("<minimax:tool_call>", "minimax"),
+        ("<|tool_call>call: <|channel>", "gemma4"),
+        ("<|open|>think<|sep|>", "kimi_k3"),
         ("{{ m.content }}", "plain"),
     ],
 )

@@ -43,17 +43,28 @@ def test_reasoning_that_the_template_drops_later_does_not_move_glue() -> None:
 
 def test_a_reasoning_message_does_not_end_the_turn() -> None:
     """Reasoning as a message of its own, closed by the token that closes messages."""
-    source = CHATML.replace("'<|im_start|>' + m.role", "('<|im_start|>think\\n' + m.thinking + '<|im_end|>' if m.thinking else '') + '<|im_start|>' + m.role").replace("{{- '<|im_end|>\\n' }}", "{{- ('<|endoftext|>' if m.role == 'assistant' and loop.last else '<|im_end|>') + '\\n' }}")  # fmt: skip # noqa: E501
+    thought = "('<|im_start|>think\\n' + m.thinking + '<|im_end|>' if m.thinking else '') + '<|im_start|>' + m.role"
+    end = "{{- ('<|endoftext|>' if m.role == 'assistant' and loop.last else '<|im_end|>') + '\\n' }}"
+    source = CHATML.replace("'<|im_start|>' + m.role", thought).replace("{{- '<|im_end|>\\n' }}", end)
     assert "<|im_end|>" not in verdict(source).stops
 
 
 def test_what_a_template_accepts() -> None:
-    refuses = "{%- for m in messages %}{%- if loop.index0 > 0 and m.role == 'system' %}{{ raise_exception('late') }}{%- endif %}{%- if loop.previtem is defined and loop.previtem.role == m.role == 'user' %}{{ raise_exception('two') }}{%- endif %}{%- endfor %}"  # noqa: E501
+    refuses = """
+{%- for m in messages %}
+    {%- if loop.index0 > 0 and m.role == 'system' %}{{ raise_exception('late') }}{%- endif %}
+    {%- if m.role == 'user' and loop.previtem is defined and loop.previtem.role == 'user' %}
+        {{ raise_exception('two') }}
+    {%- endif %}
+{%- endfor %}"""
     shape = verdict(refuses + CHATML).shape
     assert (shape.system, shape.late_system, shape.alternate) == (True, False, True)
     text = CHATML.replace("(c.function | tojson)", "'{' + c.function.arguments + '}'")
     assert verdict(text).shape.arguments == "text"
-    nine = "{%- for m in messages %}{%- for c in m.tool_calls or [] if c.id | length != 9 %}{{ raise_exception('id') }}{%- endfor %}{%- endfor %}"  # noqa: E501
+    nine = """
+{%- for m in messages %}{%- for c in m.tool_calls or [] if c.id | length != 9 %}
+    {{ raise_exception('id') }}
+{%- endfor %}{%- endfor %}"""
     assert verdict(nine + CHATML).shape.call_ids == "nine"
     kimi = CHATML.replace("(c.function | tojson)", "c.id + (c.function.arguments | tojson)")
     assert verdict(kimi).shape.call_ids == "functions"
@@ -80,7 +91,10 @@ def test_glue_that_depends_on_history_is_not_appended() -> None:
 
 
 def test_renders_as_the_library_does() -> None:
-    source = "{%- generation %}{{ messages[0].content | tojson }}{% endgeneration %}{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ strftime_now('%d') }}"  # noqa: E501
+    source = (
+        "{%- generation %}{{ messages[0].content | tojson }}{% endgeneration %}"
+        "{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ strftime_now('%d') }}"
+    )
     template = ChatTemplate(source, now=NOW)
     assert template.render([{"content": "<é>"}]) == '"<é>"104'
     with pytest.raises(RenderError, match="does not compile: line 1"):
@@ -107,7 +121,7 @@ def test_the_command_in_json_and_for_a_template_file(tmp_path: Path, capsys: pyt
         assert report["turn_ends"] == ["<|im_end|>"]
         assert report["answers"]["prints tool results"] == "yes"
     file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert template_cli.main([str(file)]) == 1
+    assert template_cli.main([str(file)]) == 2
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
