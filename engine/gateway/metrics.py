@@ -21,6 +21,7 @@ HELP = {
     "sessions_finished_total": "sessions exported",
     "ledger_tokens_total": "sampled tokens of finished sessions, by where they went",
     "actions_total": "answers of finished sessions, by fate",
+    "template_breaks_total": "chains begun anew because the template changed what the engine had seen",
     "chains_total": "trajectories of finished sessions, by kind",
     "sessions": "sessions in the store",
     "generations_running": "generations under way",
@@ -55,6 +56,7 @@ class Metrics:
         if export is None:
             return
         self.add("sessions_finished_total")
+        self.add("template_breaks_total", session.breaks)
         self.add("ledger_tokens_total", export.ledger.trainable, place="trainable")
         self.add("ledger_tokens_total", export.ledger.context, place="context")
         for cause, tokens in export.ledger.discarded.items():

@@ -70,7 +70,8 @@ class SessionParts:
 
 @define(eq=False)
 class GatewaySession:
-    """``engine_s`` sums the time in the engine."""
+    """``engine_s`` sums the time in the engine; ``breaks`` counts the chains begun anew because the template changed
+    what the engine had seen."""
 
     id: str
     address: ModelEndpoint  # without ``complete``
@@ -82,6 +83,7 @@ class GatewaySession:
     export: Export | None = None
     engine_s: float = 0.0
     generations: int = 0
+    breaks: int = 0
     memo: Any = None  # of the wire side: what this session's requests have in common
     spent: trio.Event = field(factory=trio.Event, repr=False)  # a request was refused: no generation is left
     _closing: bool = False
@@ -196,6 +198,7 @@ class GatewaySession:
         try:
             return place, await self._delta(call, place)
         except Break:
+            self.breaks += 1
             place = place.apart()
             return place, await self._delta(call, place)
 

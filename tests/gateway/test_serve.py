@@ -101,3 +101,23 @@ def test_an_address_in_use_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureF
         script = str(tmp_path / "script.jsonl")
         assert main(["serve", "--engine", "scripted", "--script", script, "--port", port]) == 2
         assert "choose another --port" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_tiny_model_answers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uniagent.engine", "serve", "--model", "builtin:tiny-shell"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        headers = {"authorization": f"Bearer {ready['admin_token']}"}
+        session = httpx.post(ready["base_url"] + "/sessions", headers=headers).json()
+        body = {"messages": [{"role": "user", "content": "Delete the largest file."}], "temperature": 0}
+        answer = httpx.post(session["base_url"] + "/v1/messages", json=body, timeout=60)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["output_tokens"] > 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -289,6 +289,7 @@ async def test_a_break_starts_a_new_chain_in_which_old_answers_are_context(monke
 
     monkeypatch.setattr(type(codec()), "delta", breaks_after_an_anchor)
     await session.ask(ModelCall((HI, reply.message(), Message("user", "more"))))
+    assert session.breaks == 1
     export = await session.finish()
     assert export.fates == ("live", "live")
     assert export.ledger.trainable == export.ledger.sampled
