@@ -1,7 +1,7 @@
 """Makes the tiny model's folder: ``python -m uniagent.tasks.shell_quest.make_model``.
 
 Tokenizer and architecture, then supervised training on sloppy demonstrations, recorded in the real sandbox through the
-quickstart's own Task Config. About a minute and a half on one core. Everything is drawn from the seed.
+quickstart's own Task Config. Two and a half minutes of one core. Everything is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def example(tokenizer: Any, messages: Sequence[Mapping[str, Json]]) -> Example:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m uniagent.tasks.shell_quest.make_model", description=__doc__)
     parser.add_argument("--out", type=Path, default=folder(), help="the folder to write; default: the shipped one")
-    parser.add_argument("--demonstrations", type=int, default=5000)
-    parser.add_argument("--steps", type=int, default=220, help="of at least 4096 tokens; 0: an untrained model")
+    parser.add_argument("--demonstrations", type=int, default=10000)
+    parser.add_argument("--steps", type=int, default=260, help="of at least 4096 tokens; 0: an untrained model")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
 

@@ -61,9 +61,9 @@ def sloppy(draw: random.Random) -> Player:
         name = mostly(turn.name, NAMES)
         match turn.family:
             case "largest":
-                return pick({"ls *.txt": 0.5, "ls -S *.txt": 0.32, "ls -Sr *.txt": 0.18})
+                return pick({"ls *.txt": 0.5, "ls -S *.txt": 0.4, "ls -Sr *.txt": 0.1})
             case "smallest":
-                return pick({"ls *.txt": 0.5, "ls -Sr *.txt": 0.32, "ls -S *.txt": 0.18})
+                return pick({"ls *.txt": 0.5, "ls -Sr *.txt": 0.4, "ls -S *.txt": 0.1})
             case "copy":
                 return f"{pick({'cp': 0.33, 'mv': 0.57, 'rm': 0.1})} {name} backup/"
             case "count":
