@@ -439,8 +439,8 @@ CONTROL_MARK = "\ufdd0"  # a Unicode noncharacter: no model text has it, see Par
 
 class Parser(Protocol):
     """Model text to reasoning, text and calls; incremental. One per generation. Never raises on model text: what
-    cannot be parsed is a typed problem on the result. In the text it is fed, CONTROL_MARK stands before each control
-    token the model sampled, so that ordinary tokens which only spell one can be told apart."""
+    cannot be parsed is a typed problem on the result. In the text it is fed, CONTROL_MARK stands before each sampled
+    control token that it asked to see, so that ordinary tokens which only spell one can be told apart."""
 
     def feed(self, text: str) -> Sequence[Delta]: ...
     def finish(self) -> tuple[Sequence[Delta], Parsed]: ...

@@ -171,13 +171,11 @@ class Codec:
         marks = marks_for(_texts(messages, call.tools))
         marked = [m.role == "assistant" for m in old] + [p.moved is not None for p in pending]
         chat = as_chat(messages, shape, mark=marks.anchor, marked=marked)
-        found = self._pieces(marks, chat, call.tools)
-        found = [*(self._prompted(piece) for piece in found[:-1]), found[-1]]
+        found = self._spliced(marks, chat, call.tools, sum(marked))
         turns = [_turn(*p.moved) for p in pending if p.moved is not None]
         if turn is not None:
             chat = as_chat(old[:-1], shape, mark=marks.anchor, marked=marked)
-            before = self._pieces(marks, chat, call.tools)
-            before = [*(self._prompted(piece) for piece in before[:-1]), before[-1]]
+            before = self._spliced(marks, chat, call.tools, sum(marked[: len(old) - 1]))
             for was, now in zip(before, found, strict=False):
                 if was.text != now.text:
                     raise Break(f"the template changes what stood before an earlier answer: {_difference(was, now)}")
@@ -190,9 +188,14 @@ class Codec:
             yield from self._encoded((piece, marks), turns[n])
             yield from (Segment(Provenance.SAMPLED, t.ids, t.order) for t in turns[n + 1 : n + 2])
 
-    def _prompted(self, piece: Piece) -> Piece:
-        """A piece that ends in the generation prompt, not in the opening words of the turn after it."""
-        return Piece(piece.end, self.strategy.prompted(piece.text), piece.content)
+    def _spliced(
+        self, marks: Marks, chat: rendering.Chat, tools: Sequence[Mapping[str, Json]], turns: int
+    ) -> list[Piece]:
+        """What stands around model turns, each piece ending in a generation prompt, not in a turn's opening words."""
+        found = self._pieces(marks, chat, tools)
+        if len(found) != turns + 1:
+            raise RenderError(f"it prints {len(found) - 1} of {turns} earlier answers")
+        return [*(Piece(p.end, self.strategy.prompted(p.text), p.content) for p in found[:-1]), found[-1]]
 
     def _encoded(self, piece_and_marks: tuple[Piece, Marks], turn: _Turn | None) -> Iterator[Segment]:
         """Encoded together with the end of turn before it, and cut there: the only place where cutting cannot change

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.codec.talk import (
     CHATML,
     NOW,
+    SHELL,
     TINY,
     Action,
     Pending,
@@ -31,6 +32,7 @@ from tests.codec.talk import (
 from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.chat_template import ChatTemplate
 from uniagent.engine.gateway.codec import Break, Codec
+from uniagent.engine.gateway.conversation import as_chat
 from uniagent.engine.gateway.model_folder import build
 from uniagent.engine.messages import Call, Message, ModelCall, Problem
 from uniagent.engine.trajectory.types import Provenance
@@ -332,6 +334,33 @@ def test_parallel_results_stand_in_one_group() -> None:
         request(ASK), pend(Message("tool", "1", answers="a"), Message("tool", "2", answers="b")), act
     )
     assert decode(codec, segments).count("<|im_start|>user") == 1
+
+
+benign = st.text(max_size=12).filter(lambda t: "<" not in t)
+turns = st.lists(st.tuples(st.lists(benign, max_size=2), benign, st.integers(0, 2)), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("source", [CHATML, GROUPS + CHATML.partition("{%- else %}")[2]])
+@examples
+@given(talk=turns)
+def test_a_conversation_grows_into_the_render_of_the_whole(source: str, talk: list[tuple[list[str], str, int]]) -> None:
+    """Turn by turn, the prompt is token for token what the plain template makes of the whole conversation."""
+    codec = codec_of(source)
+    messages: list[Message] = []
+    prompt, anchor, calls = np.zeros(0, np.int32), None, ()
+    for n, (asked, answer, many) in enumerate(talk):
+        results = [Message("tool", f"{t}.", answers=c.id) for t, c in zip([*asked, answer], calls, strict=False)]
+        new = [*results, *(Message("user", t) for t in asked if not results), *([] if results or asked else [ASK])]
+        messages += new
+        prompt = np.concatenate([prompt, joined(codec.delta(request(*messages), pend(*new), anchor))])
+        plain = codec.template.render(as_chat(messages, codec.strategy.shape), [SHELL], True)
+        assert prompt.tolist() == encode(codec, plain).tolist()
+        calls = tuple(shell_call(f"call_{n}_{k}") for k in range(many))
+        messages.append(Message("assistant", answer, calls))
+        whole = codec.template.render(as_chat(messages, codec.strategy.shape), [SHELL], False)
+        ids = encode(codec, whole[len(plain) :].removesuffix("\n"))
+        anchor = Action(sampled(ids), messages[-1], n)
+        prompt = np.concatenate([prompt, ids])
 
 
 def test_the_date_is_frozen() -> None:
