@@ -39,19 +39,19 @@ def claude_events(output: str) -> Told:
     info: dict[str, Json] = {}
     last = None
     for event in _objects(output):
-        message = event.get("message")
+        role, id = _at(event, "message", "role"), _at(event, "message", "id")
         if event.get("type") == "result":
             failed = event.get("is_error") or event.get("subtype") != "success"
             error = str(event.get("result") or event.get("subtype")) if failed else None
             info = {"turns": event.get("num_turns"), "result": event.get("subtype")}
-        elif isinstance(message, Mapping) and event.get("parent_tool_use_id") is None:
-            for block in _blocks(message.get("content")):
+        elif role is not None and event.get("parent_tool_use_id") is None:
+            for block in _blocks(_at(event, "message", "content")):
                 if block.get("type") == "tool_result":
                     messages.append(_result(block.get("tool_use_id"), _flat(block.get("content"))))
-                elif message.get("role") == "assistant":
-                    if last != message.get("id") or messages[-1]["role"] != "assistant":
+                elif role == "assistant":
+                    if not messages or id != last or messages[-1]["role"] != "assistant":
                         messages.append(_said(""))
-                    last = message.get("id")
+                    last = id
                     _add_block(messages[-1], block)
                 else:
                     messages.append({"role": "user", "content": str(block.get("text", ""))})
@@ -64,17 +64,17 @@ def codex_events(output: str) -> Told:
     error: str | None = NO_RESULT
     turns = 0
     for event in _objects(output):
-        kind, item = event.get("type"), event.get("item") or {}
+        kind, item = event.get("type"), event.get("item")
         if kind == "turn.completed":
             error, turns = None, turns + 1
         elif kind in ("turn.failed", "error"):
-            error = str((event.get("error") or event).get("message"))
-        elif kind == "item.completed" and item.get("type") == "agent_message":
-            messages.append(_said(str(item.get("text", ""))))
-        elif kind == "item.completed" and item.get("type") == "command_execution":
-            id = item.get("id")
-            call = _call(id, "shell", {"command": item.get("command")})
-            messages += [{**_said(""), "tool_calls": [call]}, _result(id, str(item.get("aggregated_output", "")))]
+            error = str(_at(event, "error", "message") or event.get("message"))
+        elif kind == "item.completed" and _at(item, "type") == "agent_message":
+            messages.append(_said(str(_at(item, "text"))))
+        elif kind == "item.completed" and _at(item, "type") == "command_execution":
+            id, output = _at(item, "id"), _at(item, "aggregated_output")
+            call = _call(id, "shell", {"command": _at(item, "command")})
+            messages += [{**_said(""), "tool_calls": [call]}, _result(id, _flat(output))]
     return Told(tuple(messages), error, {"turns": turns})
 
 
@@ -84,12 +84,11 @@ def mini_trajectory(output: str) -> Told:
     known = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
     messages = [
         {name: message[name] for name in known if message.get(name) is not None}
-        for message in trajectory.get("messages", [])
+        for message in _blocks(trajectory.get("messages"))
         if message.get("role") != "exit"
     ]
-    about = trajectory.get("info", {})
-    status = about.get("exit_status") or "it wrote no trajectory"
-    info = {"turns": about.get("model_stats", {}).get("api_calls"), "result": status}
+    status = _at(trajectory, "info", "exit_status") or "it wrote no trajectory"
+    info = {"turns": _at(trajectory, "info", "model_stats", "api_calls"), "result": status}
     return Told(tuple(messages), None if status == "Submitted" else str(status), info)
 
 
@@ -99,13 +98,18 @@ def opencode_events(output: str) -> Told:
     error: str | None = NO_RESULT
     turns = 0
     for event in _objects(output):
-        part = event.get("part") or {}
+        part = event.get("part")
         if event.get("type") == "text":
-            messages.append(_said(str(part.get("text", ""))))
+            messages.append(_said(str(_at(part, "text"))))
         elif event.get("type") == "tool_use":
-            state = part.get("state") or {}
-            call = _call(part.get("callID"), part.get("tool"), state.get("input"))
-            messages += [{**_said(""), "tool_calls": [call]}, _result(part.get("callID"), _flat(state.get("output")))]
+            id = _at(part, "callID")
+            call = _call(id, _at(part, "tool"), _at(part, "state", "input"))
+            result = _result(id, _flat(_at(part, "state", "output")))
+            messages += [{**_said(""), "tool_calls": [call]}, result]
+        elif event.get("type") == "step_finish":
+            error, turns = None, turns + 1
+        elif event.get("type") == "error":
+            error = json.dumps(event.get("error"), ensure_ascii=False)
     return Told(tuple(messages), error, {"turns": turns})
 
 
@@ -129,6 +133,13 @@ def _loaded(line: str) -> Json:
         return None
 
 
+def _at(value: Json, *path: str) -> Json:
+    """What stands at a path of keys; None where there is nothing."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
 def _said(content: str) -> dict[str, Json]:
     return {"role": "assistant", "content": content}
 
@@ -142,9 +153,10 @@ def _call(id: Json, name: Json, arguments: Json) -> dict[str, Json]:
 
 
 def _blocks(content: Json) -> list[dict[str, Any]]:
+    """Content blocks, of a text too."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    return [b for b in content or [] if isinstance(b, dict)]
+    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
 def _flat(content: Json) -> str:
@@ -153,8 +165,8 @@ def _flat(content: Json) -> str:
 
 def _add_block(message: dict[str, Json], block: Mapping[str, Any]) -> None:
     if block.get("type") == "text":
-        message["content"] += block.get("text", "")
+        message["content"] += str(block.get("text", ""))
     elif block.get("type") == "thinking":
-        message["reasoning_content"] = message.get("reasoning_content", "") + block.get("thinking", "")
+        message["reasoning_content"] = message.get("reasoning_content", "") + str(block.get("thinking", ""))
     elif block.get("type") == "tool_use":
         message.setdefault("tool_calls", []).append(_call(block.get("id"), block.get("name"), block.get("input")))
