@@ -1,8 +1,8 @@
-"""Weights on their way from the learner to an engine in the same process.
+"""Weights on their way from the learner to engines.
 
 By reference when the engine decodes on the learner's own module: nothing moves, only the version. By copy otherwise:
-tensors under the model's names, in the engine's dtype, which the engine's own loader maps. ``checksum`` says whether
-both sides hold the same bits.
+tensors under the model's names, in the engine's dtype, which the engine's own loader maps. To other ranks by broadcast,
+in buckets. ``checksum`` says whether both sides hold the same bits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -44,6 +45,43 @@ def copy_weights(source: NamedTensors, target: Any) -> None:
         seen.add(name)
     if missing := own.keys() - seen:
         raise ValueError(f"weights missing from the source: {', '.join(sorted(missing))}")
+
+
+def broadcast(
+    weights: NamedTensors | None, *, source: int = 0, group: Any = None, device: str = "cpu", bucket_mib: int = 256
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of rank ``source``'s weights on every rank of the group, bucket by bucket, so that a receiver
+    never holds more than one bucket beside its own weights. All ranks go through it; only the source gives
+    ``weights``."""
+    me = dist.get_rank()
+    buckets = _buckets(weights or (), bucket_mib << 20)
+    while True:
+        bucket = next(buckets, []) if me == source else []
+        box: list[Any] = [[(name, tensor.dtype, tensor.shape) for name, tensor in bucket]]
+        dist.broadcast_object_list(box, src=source, group=group)
+        layout: list[tuple[str, torch.dtype, torch.Size]] = box[0]
+        if not layout:
+            return
+        sizes = [dtype.itemsize * shape.numel() for _, dtype, shape in layout]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        if me == source:
+            torch.cat([t.to(device).contiguous().view(-1).view(torch.uint8) for _, t in bucket], out=flat)
+        dist.broadcast(flat, src=source, group=group)
+        for (name, dtype, shape), part in zip(layout, torch.split(flat, sizes), strict=True):
+            yield name, part.clone().view(dtype).view(shape)  # a part may begin at an odd address
+
+
+def _buckets(weights: NamedTensors, limit: int) -> Iterator[list[tuple[str, Tensor]]]:
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
 
 
 def checksum(weights: NamedTensors) -> str:

@@ -23,7 +23,7 @@ from uniagent.engine.learner.batch import build
 from uniagent.engine.learner.ranks import Ranks, join
 from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.learner.trainer import Trainer
-from uniagent.engine.learner.weights import named_weights
+from uniagent.engine.learner.weights import broadcast, checksum, copy_weights, named_weights
 
 STEPS = 5
 CASES: dict[str, dict[str, Any]] = {
@@ -74,6 +74,11 @@ def main(out: Path) -> None:
     if not together or dist.get_rank() == 0:
         torch.save(done, out)
     if together:
+        own = kit.model() if dist.get_rank() else kit.older(kit.model())
+        copy_weights(broadcast(named_weights(own) if not dist.get_rank() else None, bucket_mib=0), own)
+        sums: list[str] = ["", ""]
+        dist.all_gather_object(sums, checksum(named_weights(own)))
+        assert sums[0] == sums[1] != checksum(named_weights(kit.model())), sums
         dist.destroy_process_group()
 
 
