@@ -55,7 +55,7 @@ from uniagent.engine.trajectory.nodes import Place
 
 TURNS = (50, 100, 200, 400, 800)
 QUICK_TURNS = (50, 100, 200)
-WINDOW = 10  # turns whose median is the figure
+WINDOW = 25  # turns whose median is the figure
 NEW_TOKENS = 200
 SYSTEM = "You are an agent that works in a directory. " * 20
 
@@ -111,7 +111,7 @@ class Copies:
             self.seconds = time.perf_counter() - start
             return out  # type: ignore[no-any-return]
 
-        Place.prompt = timed  # type: ignore[method-assign]
+        Place.prompt = timed  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
-"""A lane onto the event loop: so many requests may begin their work in one round of the scheduler, the rest wait in line.
+"""A lane onto the event loop: so many requests may begin their work in one round of the scheduler, the rest wait.
 
-The loop runs every task that is ready before it looks at anything else. A burst of thousands of requests, each with half
-a millisecond of parsing and encoding, would hold up the engine's results and every other session for seconds; in single
-file it costs them nothing, and the requests wait no longer than they would anyway. Knows nothing of requests.
+The loop runs every task that is ready before it looks at anything else. A burst of thousands of requests, each with
+half a millisecond of parsing and encoding, would hold up the engine's results and every other session for seconds; in
+single file it costs them nothing, and the requests wait no longer than they would anyway. Knows nothing of requests.
 """
 
 from __future__ import annotations

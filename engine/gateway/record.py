@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from uniagent.engine.ports import Json
+from uniagent.engine.messages import ModelCall, Reply
+from uniagent.engine.ports import Json, Sampling
 
 BASES = 4  # conversations beside each other (subagents) that are told apart
 
@@ -75,6 +76,41 @@ class Requests:
     def __init__(self) -> None:
         self._last: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=BASES)
 
+    def turn(
+        self,
+        call: ModelCall,
+        sampling: Sampling,
+        reply: Reply,
+        action: int,
+        times: tuple[float, float],
+        cause: str | None,
+    ) -> dict[str, Json]:
+        """One generation, JSON-able. ``times``: when it started and ended; ``cause``: why we ended it, if we did."""
+        request = call.raw if isinstance(call.raw, Mapping) else {"messages": call.messages, "tools": call.tools}
+        asked = dict(call.asked)
+        if call.max_tokens is not None:
+            asked["max_tokens"] = call.max_tokens
+        return {
+            "turn": sampling.turn,
+            "action": action,
+            "dialect": call.dialect,
+            "request": self.record(sampling.turn, request),
+            "sampling": _flat(sampling),
+            "asked": asked,
+            "usage": _flat(reply.usage),
+            "started": times[0],
+            "ended": times[1],
+            "finish": reply.finish,
+            "reply": {
+                "id": reply.id,
+                "text": reply.text,
+                "reasoning": reply.reasoning,
+                "calls": [_flat(c) for c in reply.calls],
+            },
+            "cause": cause,
+            "problem": reply.problem,
+        }
+
     def record(self, turn: int, request: Mapping[str, Any]) -> dict[str, Json]:
         """``{"base": turn or None, "drop", "set", "extend"}`` of the request that this turn answers."""
         best, kept = None, 0
@@ -89,6 +125,11 @@ class Requests:
             self._last.remove(best)  # the same conversation goes on
         self._last.append((turn, request))
         return {"base": best[0], **changes(best[1], request)}
+
+
+def _flat(value: Any) -> dict[str, Json]:
+    """A small attrs value as an object, without the cost of a deep copy."""
+    return {f.name: getattr(value, f.name) for f in attrs.fields(type(value))}
 
 
 def _shared(old: Any, new: Any) -> int:

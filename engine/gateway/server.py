@@ -22,11 +22,12 @@ from uniagent.engine import config
 from uniagent.engine.gateway import admin, metrics
 from uniagent.engine.gateway.http import ClientGone, Exchange, HttpServer, Limits
 from uniagent.engine.gateway.lane import Lane
+from uniagent.engine.gateway.outbox import Asker, Outbox
 from uniagent.engine.gateway.session import GatewaySession
 from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.gateway.wire import Bodies, Match
-from uniagent.engine.messages import Delta, ModelCall, Problem, Reply
-from uniagent.engine.ports import Dialect, EventWriter, SessionSampling
+from uniagent.engine.messages import ModelCall, Problem, Reply
+from uniagent.engine.ports import Dialect, SessionSampling
 from uniagent.engine.registry import load as registered
 
 OFFLOAD_BYTES = 1 << 17  # a body with more new bytes than this is parsed off the loop
@@ -244,7 +245,7 @@ class GatewayServer:
         if call.stream:
             replies = await self._stream(exchange, session, dialect, call, headers)
         else:
-            asker = _Asker()
+            asker = Asker()
             exchange.on_gone(lambda: session.leave(asker))
             replies = await session.complete(call, listener=asker)
             exchange.on_gone(None)
@@ -274,7 +275,7 @@ class GatewayServer:
     ) -> list[Reply]:
         """Nothing is sent before the first token, so that what goes wrong until then has its own status."""
         writer = dialect.events(call)
-        outbox = _Outbox(writer)
+        outbox = Outbox(writer)
         exchange.on_gone(lambda: session.leave(outbox))
         gone: ClientGone | None = None
         async with trio.open_nursery() as nursery:
@@ -297,64 +298,6 @@ class GatewayServer:
         self._sent(session, dialect, call, outbox.replies)
         await exchange.end(outbox.take() + writer.finish(outbox.replies))
         return outbox.replies
-
-
-class _Asker:
-    """A listener that waits for the whole answer."""
-
-    def started(self, reply_id: str, prompt_tokens: int) -> None: ...
-    def delta(self, delta: Delta) -> None: ...
-
-
-@define(eq=False)
-class _Outbox:
-    """Events between the session that makes them and the connection that sends them."""
-
-    writer: EventWriter
-    replies: list[Reply] = field(factory=list)
-    problem: Problem | None = None
-    _data: list[bytes] = field(factory=list)
-    _begun: bool = False
-    _done: bool = False
-    _news: trio.Event = field(factory=trio.Event)
-
-    def started(self, reply_id: str, prompt_tokens: int) -> None:
-        self._data.append(self.writer.start(reply_id, prompt_tokens))
-        self._begun = True
-
-    def delta(self, delta: Delta) -> None:
-        data = self.writer.delta(delta)
-        if data:
-            self._data.append(data)
-            self._news.set()
-
-    def take(self) -> bytes:
-        data = b"".join(self._data)
-        self._data.clear()
-        return data
-
-    async def fill(self, session: GatewaySession, call: ModelCall) -> None:
-        try:
-            self.replies = await session.complete(call, listener=self)
-        except Problem as problem:
-            self.problem = problem
-        finally:
-            self._done = True
-            self._news.set()
-
-    async def pump(self, exchange: Exchange, headers: list[tuple[str, str]], ping_s: float) -> None:
-        """Sends what comes, until the answer is made; the closing events are not sent here."""
-        while True:
-            with trio.move_on_after(ping_s) as quiet:
-                await self._news.wait()
-            if self._done:
-                return
-            if not self._begun:
-                continue
-            self._news = trio.Event()
-            if exchange.status is None:
-                await exchange.begin(headers=headers)
-            await exchange.send(self.take() + (self.writer.ping() if quiet.cancelled_caught else b""))
 
 
 def _dumps(value: Any) -> bytes:

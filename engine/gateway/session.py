@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import trio
-from attrs import define, evolve, field, fields, frozen
+from attrs import define, evolve, field, frozen
 
 from uniagent.engine.gateway.attempt import Attempt, Listener
 from uniagent.engine.gateway.codec import Break, Codec
@@ -319,7 +319,7 @@ class GatewaySession:
             parse_problem=decoded.problem,
         )
         self._undelivered[reply.id] = node
-        self._record(call, sampling, reply, node.order, started, ended, attempt.cause)
+        self._turns.append(self._requests.turn(call, sampling, reply, node.order, (started, ended), attempt.cause))
         if aborted:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise Problem(410, "session_finished", f"session {self.id} was finished while this answer was made")
@@ -342,40 +342,6 @@ class GatewaySession:
             stop=stop,
         )
 
-    def _record(
-        self,
-        call: ModelCall,
-        sampling: Sampling,
-        reply: Reply,
-        order: int,
-        started: float,
-        ended: float,
-        cause: str | None,
-    ) -> None:
-        request = call.raw if isinstance(call.raw, Mapping) else {"messages": call.messages, "tools": call.tools}
-        self._turns.append(
-            {
-                "turn": sampling.turn,
-                "action": order,
-                "dialect": call.dialect,
-                "request": self._requests.record(sampling.turn, request),
-                "sampling": _flat(sampling),
-                "asked": dict(call.asked) | ({"max_tokens": call.max_tokens} if call.max_tokens else {}),
-                "usage": _flat(reply.usage),
-                "started": started,
-                "ended": ended,
-                "finish": reply.finish,
-                "reply": {
-                    "id": reply.id,
-                    "text": reply.text,
-                    "reasoning": reply.reasoning,
-                    "calls": [_flat(c) for c in reply.calls],
-                },
-                "cause": cause,
-                "problem": reply.problem,
-            }
-        )
-
 
 @frozen
 class _Deltas:
@@ -384,11 +350,6 @@ class _Deltas:
     delta: Callable[[Delta], None]
 
     def started(self, reply_id: str, prompt_tokens: int) -> None: ...
-
-
-def _flat(value: Any) -> dict[str, Json]:
-    """A small attrs value as an object, without the cost of a deep copy."""
-    return {f.name: getattr(value, f.name) for f in fields(type(value))}
 
 
 def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attempt: Attempt) -> Sampled:
