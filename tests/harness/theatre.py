@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import trio
 from attrs import define, field, frozen
 
+from uniagent.adapters.agents.check import shell_call
 from uniagent.adapters.agents.rehearsal import Play, Stage, call_text, stage
 from uniagent.adapters.sandboxes.local import LocalProvider
+from uniagent.engine.episode import Episode
 from uniagent.engine.gateway.session import GatewaySession
 from uniagent.engine.messages import ModelCall
 from uniagent.engine.ports import AgentResult, Sandbox, SessionSampling
+from uniagent.engine.providers import NodeProviders
 from uniagent.engine.registry import load
+from uniagent.engine.rollout.groups import run_groups
+from uniagent.engine.session import SessionParts, run_session
 from uniagent.engine.trajectory.types import Export
+from uniagent.tasks.config import TaskConfigResolver
 
 PROMPT = [{"role": "user", "content": "Create out.txt"}]
 
@@ -137,3 +144,50 @@ def script(*texts: str) -> Play:
 
 def shell(command: str, tool: str = "shell") -> str:
     return call_text(tool, {"command": command})
+
+
+# ---------------------------------------------------------------- batches
+
+
+async def wrote(attempt: Any, *, worth: float = 1.0) -> float:
+    """A verifier: the file is there."""
+    files = await attempt.sandbox.files(attempt.sandbox.workdir)
+    return worth * (files.get(PurePosixPath("out.txt")) == b"hello\n")
+
+
+def said(attempt: Any) -> bool:
+    """Another: the agent's last words tell of it."""
+    return "out.txt" in attempt.answer
+
+
+def sometimes(ends_by: str | None = None) -> Play:
+    """A model that gets the file right every other time, whatever tool it has."""
+    count = itertools.count()
+
+    def play(call: ModelCall) -> str:
+        turn = answered(call)
+        if not call.tools:
+            return "A title"
+        if turn == 0:
+            word = "hello" if next(count) % 2 else "nothing"
+            return "I make it.\n" + call_text(*shell_call(call.tools, f"echo {word} > out.txt"))
+        if ends_by and "bash" in call.tool_names and turn == 1 and call.dialect == "chat" and len(call.tools) == 1:
+            return "Done.\n" + call_text("bash", {"command": ends_by})
+        return "See out.txt."
+
+    return play
+
+
+async def batch(play: Play, root: Path, rows: Sequence[Mapping[str, Any]], *, size: int = 2) -> list[list[Episode]]:
+    """``size`` sessions of every row, all at once, as training runs them."""
+    async with stage(play) as staged, trio.open_nursery() as nursery:
+        providers = NodeProviders(nursery, {"local": {"warm": 0, "root": str(root)}})
+        tasks = TaskConfigResolver([{"name": "file", "task": "function", "prompt": PROMPT}])
+        parts = SessionParts(staged.gateway, tasks, providers, timeout_s=240)
+
+        async def one(row: Mapping[str, Any], sample: int, replica: int) -> Episode:
+            return await run_session(parts, row, name=f"{sample}-{replica}", sample=sample, replica=replica)
+
+        groups = await run_groups(enumerate(rows), one, size=size, limit=size * len(rows))
+        nursery.cancel_scope.cancel()
+    return groups
