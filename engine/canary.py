@@ -7,6 +7,7 @@ arrive, K/V of older ones) shows here at once and stops the run, instead of trai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,26 +20,32 @@ FLOOR = 1e-4  # nats: float32 on one device
 MARGIN = 8.0  # a gap this many times the one at the start is no rounding
 
 
+Score = Callable[[Ids, Ids], Floats]  # (prompt, answer) -> logprobs of the answer
+
+
 class CanaryMismatch(RuntimeError):
     """Engine and learner disagree after a sync."""
 
 
 class Canary:
-    """``gap`` is the latest largest difference in nats; the tolerance is calibrated by the first ``check``."""
+    """``score`` gives the learner's logprobs [T] of an answer after a prompt, on the accelerator's thread. ``gap`` is
+    the latest largest difference in nats; the tolerance is calibrated by the first ``check``."""
 
-    def __init__(self, accelerator: Accelerator, engine: InferenceEngine, model: Any, *, seed: int) -> None:
-        self._accelerator, self._engine, self._model, self._seed = accelerator, engine, model, seed
+    def __init__(
+        self, accelerator: Accelerator, engine: InferenceEngine, score: Score, *, seed: int, vocabulary: int
+    ) -> None:
+        self._accelerator, self._engine, self._score = accelerator, engine, score
+        self._seed, self._vocabulary = seed, vocabulary
         self.tolerance: float | None = None
         self.gap = 0.0
 
     async def check(self, version: int) -> float:
         """The gap in nats; raises CanaryMismatch when it is no rounding."""
-        vocabulary = int(self._model.config.get_text_config().vocab_size)
         draw = np.random.default_rng([self._seed, version])
-        prompt = draw.integers(0, vocabulary, PROMPT, dtype=np.int32)
+        prompt = draw.integers(0, self._vocabulary, PROMPT, dtype=np.int32)
         sampling = Sampling(ANSWER, seed=self._seed, turn=version)
         answer = await self._engine.generate(prompt, sampling, session=f"canary-{version}")
-        wanted = await self._accelerator.run(_logprobs, self._model, prompt, answer.token_ids, kind="canary")
+        wanted = await self._accelerator.run(self._score, prompt, answer.token_ids, kind="canary")
         self.gap = float(np.abs(wanted - answer.logprobs).max())
         if self.tolerance is None:
             self.tolerance = max(FLOOR, MARGIN * self.gap)
@@ -50,7 +57,7 @@ class Canary:
         return self.gap
 
 
-def _logprobs(model: Any, prompt: Ids, answer: Ids) -> Floats:
+def forward_logprobs(model: Any, prompt: Ids, answer: Ids) -> Floats:
     """[T] of the answer after the prompt, by one full forward in evaluation mode."""
     import torch
 

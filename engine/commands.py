@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from uniagent.engine import config_file, config_listing, run_folder
+from uniagent.engine import config_file, config_listing, run_folder, team
 from uniagent.engine.crash import guard
 from uniagent.engine.errors import UserError, nearest
 from uniagent.engine.observe.progress import Lines
@@ -44,9 +43,12 @@ def train(argv: Sequence[str]) -> int:
     parser = _config_parser("train", "Train as a config says; everything is kept in the run folder.")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/<config>-<UTC time>)")
     args = parser.parse_args(argv)
-    refuse_ranks(os.environ)
     config = config_file.load(args.config, args.set)
     config_file.require(config, args.config, "tasks.file", "tasks.data")
+    if team.world()[0] > 0:  # torchrun: rank 0 runs the node, the others follow it
+        with guard():
+            team.follow(config)
+        return 0
     folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
     with guard(folder.crash), Lines(config.run.steps, Console(stderr=args.json)) as progress:
         progress.note(f"run folder {folder.path}")
@@ -67,7 +69,8 @@ def evaluate(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="checkpoints/step-N of a run, or the run folder")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="record the episodes in this folder")
     args = parser.parse_args(argv)
-    refuse_ranks(os.environ)
+    if team.world()[1] > 1:
+        raise UserError("uniagent eval runs in one process: start it without torchrun")
     config = config_file.load(args.config, args.set)
     config_file.require(config, args.config, "tasks.file", "eval.data")
     checkpoint = run_folder.find_checkpoint(args.checkpoint) if args.checkpoint else None
@@ -111,13 +114,6 @@ def config(argv: Sequence[str]) -> int:
     else:
         print(config_listing.markdown() if args.markdown else config_listing.text())
     return 0
-
-
-def refuse_ranks(environment: Mapping[str, str]) -> None:
-    """Raise UserError under ``torchrun`` with several ranks: this version trains on one."""
-    world = environment.get("WORLD_SIZE", "1")
-    if world != "1":
-        raise UserError(f"WORLD_SIZE is {world}: training on several ranks is not supported yet; use one process")
 
 
 def _config_parser(command: str, description: str) -> Parser:

@@ -7,6 +7,8 @@ nothing of what they do.
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import define, field
+from attrs import define
 
 from uniagent.engine import model_files
 from uniagent.engine.accelerator import Accelerator
-from uniagent.engine.canary import Canary
+from uniagent.engine.canary import Canary, Score, forward_logprobs
 from uniagent.engine.config import RunConfig
 from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.codec import Codec
@@ -35,10 +37,10 @@ from uniagent.engine.rollout.driver import StepDriver
 from uniagent.engine.rollout.gate import GatedEngine
 from uniagent.engine.signals import Stop
 from uniagent.engine.signals import watch as watch_signals
+from uniagent.engine.team import Team, join, world
 
 if TYPE_CHECKING:
     from uniagent.engine.learner.batch import Batch
-    from uniagent.engine.learner.trainer import Trainer
 
 GIL_SWITCH_S = 0.0005  # the accelerator thread must not hold the interpreter for long: it delays every session
 
@@ -60,8 +62,7 @@ class Node:
     stop: Stop
     lag: Lag
     progress: Progress
-    trainer: Trainer | None = None
-    model: Any = field(default=None, repr=False)
+    team: Team | None = None
     version: int = 0
 
     def rows(self, source: str, *, seed: int, repeat: bool) -> Any:
@@ -72,25 +73,25 @@ class Node:
     async def learn(self, batch: Batch, *, sync: bool) -> dict[str, float]:
         """Trains on a batch, piece by piece between engine steps. With ``sync`` the engine gets the new weights in the
         same call as the last optimizer step: nothing is sampled from weights without a version."""
-        trainer = self.trainer
-        assert trainer is not None
-        pieces = await self.accelerator.run(trainer.plan, batch)
-        for done, piece in enumerate(pieces):
-            self.progress.phase("training", done, len(pieces))
-            await self.accelerator.run(trainer.micro, piece)
+        team = self.team
+        assert team is not None
+        pieces = await self.accelerator.run(team.plan, batch)
+        for piece in range(pieces):
+            self.progress.phase("training", piece, pieces)
+            await self.accelerator.run(team.micro, piece)
         if not sync:
-            return await self.accelerator.run(trainer.apply)
+            return await self.accelerator.run(team.apply)
         if self.config.rollout.partial_rollout:
-            metrics = await self.accelerator.run(self._apply_and_sync, trainer)
+            metrics = await self.accelerator.run(self._apply_and_sync, team)
         else:
             async with self.gate.shut():
-                metrics = await self.accelerator.run(self._apply_and_sync, trainer)
+                metrics = await self.accelerator.run(self._apply_and_sync, team)
         self.version += 1
         return {**metrics, "canary_gap": await self.canary.check(self.version)}
 
-    def _apply_and_sync(self, trainer: Trainer) -> dict[str, float]:
-        metrics = trainer.apply()
-        weights = None if self.shared else self.model.named_parameters()
+    def _apply_and_sync(self, team: Team) -> dict[str, float]:
+        metrics = team.apply()
+        weights = None if self.shared else team.weights()
         self.core.update(weights, self.version + 1, KvPolicy(self.config.engine.kv))
         return metrics
 
@@ -111,11 +112,11 @@ async def open_node(
         lag = Lag()
         nursery.start_soon(watch_lag, lag)
         shared = not trains or shares_module(config)
-        model, core, trainer = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
+        core, team, score = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
+        codec = Codec.from_folder(folder, parser=config.model.parser)
         gather_s, below = config.engine.gather_ms / 1000, config.engine.slots // 2
         gate = GatedEngine(StepDriver(accelerator, core, gather_s=gather_s, gather_below=below))
-        canary = Canary(accelerator, gate, model, seed=config.run.seed)
-        codec = Codec.from_folder(folder, parser=config.model.parser)
+        canary = Canary(accelerator, gate, score, seed=config.run.seed, vocabulary=codec.vocab_size)
         gateway = Gateway(
             SessionParts(codec, gate, in_thread, config.run.seed),
             policy=_policy(config),
@@ -138,32 +139,56 @@ async def open_node(
             stop=stop,
             lag=lag,
             progress=progress,
-            trainer=trainer,
-            model=model,
+            team=team,
         )
         await canary.check(0)
-        yield node
+        try:
+            yield node
+        finally:
+            if team is not None and not accelerator.ended:
+                with trio.CancelScope(shield=True):
+                    await accelerator.run(team.end, kind="setup")
         nursery.cancel_scope.cancel()
 
 
 def shares_module(config: RunConfig) -> bool:
-    """Whether engine and learner may be one module: only where no optimizer step goes live without a version."""
-    return config.learner.minibatches == 1 and config.rollout.sync_every == 1
+    """Whether engine and learner may be one module: only where no optimizer step goes live without a version, and the
+    weights are not sharded."""
+    return config.learner.minibatches == 1 and config.rollout.sync_every == 1 and world()[1] == 1
 
 
-def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple[Any, Any, Trainer | None]:
-    """Model, engine and trainer; on the accelerator thread."""
+def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple[Any, Team | None, Score]:
+    """Engine, team, and how the canary is scored; on the accelerator thread."""
+    ranks, model = _model(config, folder, trains)
+    core = load("engines", config.engine.name)(config.engine, model, shared=shared)
+    if not trains:
+        return core, None, functools.partial(forward_logprobs, model)
+    team = _team(config, model, ranks)
+    return core, team, team.logprobs
+
+
+def build_trainer(config: RunConfig) -> Team:
+    """A rank that only follows: the trainer without engine and node."""
+    ranks, model = _model(config, model_files.folder(config.model.path), True)
+    return _team(config, model, ranks)
+
+
+def _model(config: RunConfig, folder: Path, trains: bool) -> tuple[Any, Any]:
     import torch
 
     torch.set_num_threads(config.run.threads)
     device = model_files.pick_device(config.model.device)
-    model = model_files.load(folder, dtype=config.model.dtype, device=device)
-    core = load("engines", config.engine.name)(config.engine, model, shared=shared)
-    if not trains:
-        return model, core, None
+    ranks = join(config, device) if trains else None
+    return ranks, model_files.load(folder, dtype=config.model.dtype, device=device)
+
+
+def _team(config: RunConfig, model: Any, ranks: Any) -> Team:
     from uniagent.engine.learner.trainer import Trainer
 
-    return model, core, Trainer(model, config.learner, seed=config.run.seed, steps=config.run.steps)
+    reference = copy.deepcopy(model).requires_grad_(False) if config.learner.kl_coef else None
+    return Team(
+        Trainer(model, config.learner, seed=config.run.seed, steps=config.run.steps, reference=reference, ranks=ranks)
+    )
 
 
 def _policy(config: RunConfig) -> Any:

@@ -43,11 +43,13 @@ async def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> di
         with _journal(folder) as journal:
             assert journal is not None
             async with open_node(config, stop=stop, progress=progress, trains=True) as node:
-                training = Training(node, folder, journal, metrics, Checkpoints(node, folder, config.checkpoint.keep))
-                try:
-                    await training.run()
-                finally:
-                    folder.write_summary(training.summary())
+                async with trio.open_nursery() as writing:
+                    checkpoints = Checkpoints(node, folder, config.checkpoint.keep, writing)
+                    training = Training(node, folder, journal, metrics, checkpoints)
+                    try:
+                        await training.run()
+                    finally:
+                        folder.write_summary(training.summary())
                 return {**training.summary(), "exit_status": stop.exit_status}
     finally:
         metrics.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import transformers
 
 from uniagent.adapters.engines.transformers import SlotEngine
 from uniagent.engine.accelerator import Accelerator
-from uniagent.engine.canary import Canary, CanaryMismatch
+from uniagent.engine.canary import Canary, CanaryMismatch, forward_logprobs
 from uniagent.engine.ports import KvPolicy
 from uniagent.engine.rollout.driver import StepDriver
 
@@ -39,7 +40,7 @@ async def test_agreement_passes_and_a_lost_update_stops_the_run() -> None:
     engine = SlotEngine(served, slots=2, context=64, prefill_tokens=64, shared=False)
     async with Accelerator.start() as accelerator:
         driver = StepDriver(accelerator, engine)
-        canary = Canary(accelerator, driver, learner, seed=3)
+        canary = Canary(accelerator, driver, partial(forward_logprobs, learner), seed=3, vocabulary=200)
         assert await canary.check(0) < 1e-4
         with torch.no_grad():
             for parameter in learner.parameters():

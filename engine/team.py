@@ -1,0 +1,146 @@
+"""The ranks that train together, as one: rank 0 runs the node and says what to do, the others follow.
+
+Rank 0's trainer calls go through ``Team``: each is written to a command log that every rank reads in the same order, so
+that all make the same collectives. Invariants: only the accelerator's thread of a rank (its main thread, where the
+rank only follows) touches torch.distributed; a follower does nothing that the log does not say; when rank 0 is gone,
+the others end with an error. With one rank there is no log and nothing of torch.distributed.
+
+Knows the trainer's verbs; no sessions, no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from uniagent.engine.config import RunConfig
+from uniagent.engine.errors import UserError
+from uniagent.engine.ports import Floats, Ids, Json
+
+if TYPE_CHECKING:
+    from uniagent.engine.learner.batch import Batch
+    from uniagent.engine.learner.planning import Piece
+    from uniagent.engine.learner.ranks import Ranks
+    from uniagent.engine.learner.snapshots import Pending
+    from uniagent.engine.learner.trainer import Trainer
+
+
+def world(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """(rank, size) that torchrun gave this process; (0, 1) without it."""
+    return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+
+
+def join(config: RunConfig, device: str) -> Ranks:
+    """Starts torch.distributed where torchrun started several ranks. All ranks call it."""
+    import torch.distributed as dist
+
+    from uniagent.engine.learner import ranks
+
+    if world()[1] > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
+    try:
+        return ranks.join(context=config.learner.context_parallel, device=device)
+    except ValueError as problem:
+        raise UserError(str(problem)) from problem
+
+
+class Team:
+    """The trainer's verbs, made on every rank. Call them on rank 0, on the accelerator's thread."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._pieces: tuple[Piece, ...] = ()
+        self._saving: Pending | None = None
+
+    def plan(self, batch: Batch) -> int:
+        """Opens a batch; how many pieces it has, the same number on every rank."""
+        return int(self._all("plan", batch))
+
+    def micro(self, piece: int) -> None:
+        self._all("micro", piece)
+
+    def apply(self) -> dict[str, float]:
+        found: dict[str, float] = self._all("apply")
+        return found
+
+    def logprobs(self, prompt: Ids, answer: Ids) -> Floats:
+        """[T] of the answer after the prompt, under the learner's current weights."""
+        found: Floats = self._all("logprobs", prompt, answer)
+        return found
+
+    def weights(self) -> list[tuple[str, Any]]:
+        """All weights whole, for an engine with a copy of its own."""
+        found: list[tuple[str, Any]] = self._all("weights")
+        return found
+
+    def save(self, target: Path, extra: Mapping[str, Json], tokenizer_folder: Path) -> Pending:
+        """Begins a checkpoint; ``finish`` what it gives, off this thread, before the next one."""
+        pending: Pending = self._all("save", target, dict(extra), tokenizer_folder)
+        return pending
+
+    def end(self) -> None:
+        """The followers leave."""
+        self._all("end")
+
+    def follow(self) -> None:
+        """What ranks other than 0 do: read the log to its end."""
+        import torch.distributed as dist
+
+        command: list[Any] = [None]
+        while command[0] != "end":
+            if self._saving is not None:
+                self._saving.finish()
+                self._saving = None
+            box: list[Any] = [None]
+            dist.broadcast_object_list(box, src=0)
+            command = box[0]
+            self._do(*command)
+        dist.destroy_process_group()
+
+    def _all(self, verb: str, *args: Any) -> Any:
+        if self.trainer.ranks.size > 1:
+            import torch.distributed as dist
+
+            dist.broadcast_object_list([[verb, *args]], src=0)
+        return self._do(verb, *args)
+
+    def _do(self, verb: str, *args: Any) -> Any:
+        trainer = self.trainer
+        if verb == "plan":
+            self._pieces = trainer.plan(*args)
+            return len(self._pieces)
+        if verb == "micro":
+            return trainer.micro(self._pieces[args[0]])
+        if verb == "apply":
+            return trainer.apply()
+        if verb == "logprobs":
+            prompt, answer = args
+            ids = np.concatenate([prompt, answer]).astype(np.int32)
+            return trainer.logprobs(ids, np.arange(len(prompt), len(ids)))
+        if verb == "weights":
+            from uniagent.engine.learner.weights import named_weights
+
+            return [(name, tensor) for name, tensor in named_weights(trainer.policy.model) if trainer.ranks.rank == 0]
+        if verb == "save":
+            from uniagent.engine.learner import snapshots
+
+            target, extra, tokenizer_folder = args
+            self._saving = snapshots.save(trainer, target, extra=extra, tokenizer_folder=tokenizer_folder)
+            return self._saving
+        if verb != "end":
+            raise ValueError(f"the command log says {verb!r}, which no rank knows")
+        return None
+
+
+def follow(config: RunConfig) -> None:
+    """A rank other than 0, from start to end. Signals are rank 0's business: it drains, then ends the log."""
+    from uniagent.engine.node import build_trainer
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    build_trainer(config).follow()
