@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Who asked, while the answer is being made. Both run on the loop and must not block."""
+    """Who asked, while the answer is being made. Both methods run on the loop and must not block. ``left``: nobody
+    listens any more."""
+
+    left: bool
 
     def started(self, reply_id: str, prompt_tokens: int) -> None:
         """The request is admitted: the engine is called next. ``reply_id`` is the first reply's."""

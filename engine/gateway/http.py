@@ -9,6 +9,7 @@ size and time, body size and the time between two of its pieces, idle time, time
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections import deque
@@ -25,6 +26,7 @@ RECEIVE = 1 << 16
 MAX_HEAD = 1 << 16
 DRAIN_POLL_S = 0.05
 LINGER_S = 2.0
+log = logging.getLogger("uniagent.gateway")
 JSON_TYPE = "application/json"
 EVENT_TYPE = "text/event-stream; charset=utf-8"
 
@@ -332,6 +334,8 @@ class HttpServer:
         self.connections.add(connection)
         try:
             await connection.serve()
+        except Exception:  # one connection's trouble is not the others'
+            log.exception("a connection failed")
         finally:
             self.connections.discard(connection)
 

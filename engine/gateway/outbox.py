@@ -15,8 +15,11 @@ from uniagent.engine.messages import Delta, ModelCall, Problem, Reply
 from uniagent.engine.ports import EventWriter
 
 
+@define(eq=False)
 class Asker:
     """A listener that waits for the whole answer."""
+
+    left: bool = False
 
     def started(self, reply_id: str, prompt_tokens: int) -> None: ...
     def delta(self, delta: Delta) -> None: ...
@@ -27,6 +30,7 @@ class Outbox:
     """Events between the session that makes them and the connection that sends them."""
 
     writer: EventWriter
+    left: bool = False
     replies: list[Reply] = field(factory=list)
     problem: Problem | None = None
     _data: list[bytes] = field(factory=list)

@@ -117,7 +117,8 @@ class GatewaySession:
         return replies
 
     def leave(self, listener: Listener) -> None:
-        """Whoever listened is gone: its generations end, what they sampled stays undelivered."""
+        """Whoever listened is gone: its generations end or never begin, what they sampled stays undelivered."""
+        listener.left = True
         for attempt in tuple(self._attempts):
             if attempt.listener is listener:
                 attempt.end("left")
@@ -282,6 +283,8 @@ class GatewaySession:
         choice: int,
     ) -> Reply:
         self._check_open()
+        if listener is not None and listener.left:
+            raise Problem(499, "ended", "the client left before its answer was begun")
         heard = listener if call.stream or isinstance(listener, _Deltas) else None
 
         def emit(piece: Delta) -> None:
@@ -318,7 +321,8 @@ class GatewaySession:
             ended=ended,
             parse_problem=decoded.problem,
         )
-        self._undelivered[reply.id] = node
+        if attempt.cause is None:
+            self._undelivered[reply.id] = node
         self._turns.append(self._requests.turn(call, sampling, reply, node.order, (started, ended), attempt.cause))
         if aborted:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -343,11 +347,12 @@ class GatewaySession:
         )
 
 
-@frozen
+@define(eq=False)
 class _Deltas:
     """A listener that only wants the deltas."""
 
     delta: Callable[[Delta], None]
+    left: bool = False
 
     def started(self, reply_id: str, prompt_tokens: int) -> None: ...
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from attrs import evolve
 from gateway_kit import ADMIN, END, Client, Model, Say, call_text, client_of, decode, gateway_of, serving, sse
 
 from uniagent.engine import config
@@ -480,6 +481,33 @@ async def test_a_client_that_leaves_ends_its_generation_as_undelivered(stream):
         done = await client.finish()
         assert done["fates"][-1] == "live"
         assert done["ledger"]["sampled"] - done["ledger"]["trainable"] == sum(done["ledger"]["discarded"].values())
+
+
+async def test_a_client_that_leaves_before_the_model_is_asked_costs_no_generation():
+    waiting, go = trio.Event(), trio.Event()
+
+    async def offload(fn, *args):
+        waiting.set()
+        await go.wait()
+        return fn(*args)
+
+    model = Model(["never"])
+    async with client_of(model) as client:
+        client.session.parts = evolve(client.session.parts, offload=offload)
+        body = json.dumps({"messages": [{"role": "user", "content": "long " * 1000}]}).encode()
+        port = int(client.server.gateway.origin.rpartition(":")[2])
+        gone = await trio.open_tcp_stream("127.0.0.1", port)
+        await gone.send_all(head(client, "/v1/chat/completions", body))
+        await waiting.wait()
+        await gone.aclose()
+        with trio.fail_after(5):
+            while not all(c.ended for c in client.server.http.connections):
+                await trio.sleep(0.005)
+            go.set()
+            while client.server.http.connections:
+                await trio.sleep(0.005)
+        assert model.prompts == []
+        assert client.session.turns == ()
 
 
 async def test_a_cut_stream_leaves_an_undelivered_answer_and_a_retry_is_live():
