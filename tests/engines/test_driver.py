@@ -125,6 +125,24 @@ async def test_cancelling_aborts_and_nothing_is_left_in_the_engine() -> None:
         assert engine.aborted == [0]
 
 
+async def test_a_cancelled_generation_hands_over_what_was_sampled() -> None:
+    async with driven() as (driver, engine):
+        kept: list[Generation] = []
+        with trio.CancelScope() as scope:
+
+            def saw(ids: Ids) -> None:
+                if ids[0] == 15:
+                    scope.cancel()
+
+            await driver.generate(PROMPT, Sampling(1_000_000), session="s", on_tokens=saw, on_abort=kept.append)
+        assert scope.cancelled_caught
+        (generation,) = kept
+        assert generation.finish is Finish.ABORTED
+        assert generation.token_ids.tolist()[:5] == [11, 12, 13, 14, 15]
+        assert len(generation.logprobs) == len(generation.token_ids)
+        assert engine.live == {}
+
+
 async def test_late_outputs_are_counted_and_dropped() -> None:
     async with driven() as (driver, _):
         driver.deliver(([StepOutput(99, PROMPT)], []))
