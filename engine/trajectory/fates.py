@@ -134,7 +134,7 @@ class _Judge:
             return "aborted"
         if not action.delivered:
             return "undelivered"
-        gone = "retried" if self._retried(node) else self._passed_over(node)
+        gone = "retried" if self._retried(node) else next((fate for fate, _ in self._instead(node)), None)
         if gone is None:
             side = self.policy.side_call == "discard" and is_side_call(self.history, node, self.main)
             return "side_call" if side else LIVE
@@ -155,31 +155,22 @@ class _Judge:
             for n in parent.answers
         )
 
-    def _passed_over(self, node: Node) -> str | None:
-        """What the first request says that has something else in this answer's place."""
-        instead = sorted((place, c.index) for c, place in self._instead(node))
-        for place, index in instead:
+    def _instead(self, node: Node) -> Iterator[tuple[str, Node]]:
+        """What later requests have in an answer's place, the earliest first, each with what that makes of the answer.
+        What carries it back, or is the answer itself, is no such thing."""
+        assert node.parent is not None
+        children = [
+            c for same in node.parent.context.values() for c in same if c.moved is None or c.moved[0] is not node
+        ]
+        places = [(place, c.index) for c in children if (place := self.traffic.first_after(c, node)) is not None]
+        for place, index in sorted(places):
             child = self.history.nodes[index]
             if self._brings_back(place, child, node):
                 continue
             if child.message.role == "assistant":
-                return "replaced"
-            if self._leaves(node, child):
-                return "dropped"
-        return None
-
-    def _leaves(self, node: Node, child: Node) -> bool:
-        """A last answer without calls stays, unless the talk goes on without it."""
-        return bool(node.message.calls) or self.traffic.went_on[child.index]
-
-    def _instead(self, node: Node) -> Iterator[tuple[Node, int]]:
-        """Context in an answer's place, each with the first request that has it there after the answer."""
-        assert node.parent is not None
-        for children in node.parent.context.values():
-            for child in children:
-                place = self.traffic.first_after(child, node)
-                if place is not None:
-                    yield child, place
+                yield "replaced", child
+            elif node.message.calls or self.traffic.went_on[index]:
+                yield "dropped", child  # a last answer without calls stays unless the talk goes on without it
 
     def _brings_back(self, place: int, child: Node, node: Node) -> bool:
         """Compaction: what stands in the answer's place carries a line of it or of a later one (a summary)."""
@@ -213,11 +204,7 @@ class _Judge:
         behind: dict[int, int] = {}  # by action: the last request that went back behind it
         out = []
         for node in self.history.actions:
-            gone = [
-                last[child.index]
-                for child, place in self._instead(node)
-                if self._leaves(node, child) and not self._brings_back(place, child, node)
-            ]
+            gone = [last[child.index] for _, child in self._instead(node)]
             inherited = behind[node.above.order] if node.above is not None else -1
             behind[node.order] = max([inherited, *gone])
             if fates[node.order] == LIVE and behind[node.order] > last_seen[node.order]:

@@ -17,14 +17,14 @@ from uniagent.engine.trajectory.nodes import Branch, Echo, Echoes, Node, Option
 NEWEST = 16  # actions of one normal form or id that are tried for a moved echo
 
 
-def deepest(stack: list[Branch], messages: tuple[Message, ...]) -> tuple[Branch, tuple[Branch, ...]]:
+def deepest(stack: list[Branch], messages: tuple[Message, ...], answers: Answers) -> tuple[Branch, tuple[Branch, ...]]:
     """The deepest match that goes on from one of these branches (the last one first), and the branches not tried.
     Visits a node at most once, because a node stands for one depth only."""
     best = stack[-1]
     while stack:
         depth, node, link = stack.pop()
         while depth < len(messages):
-            found = options(node, messages[depth])
+            found = options(node, messages[depth], answers)
             if not found:
                 break
             depth += 1
@@ -39,7 +39,7 @@ def deepest(stack: list[Branch], messages: tuple[Message, ...]) -> tuple[Branch,
     return best, tuple(stack)
 
 
-def options(node: Node, message: Message) -> tuple[Option, ...]:
+def options(node: Node, message: Message, answers: Answers) -> tuple[Option, ...]:
     """Children this message may be, best first: answers it echoes, the same context, answers it alters."""
     if node.memo is not None and (node.memo[0] is message or node.memo[0] == message):
         return node.memo[1]
@@ -48,31 +48,15 @@ def options(node: Node, message: Message) -> tuple[Option, ...]:
         (c, Echo(c.moved[0], "edited", c.moved[1], message) if c.moved is not None else None) for c in known
     ]
     if message.role == "assistant":
-        answers = ranked([(n, *(n.moved or (n, n.acted.size))) for n in node.answers], message)
-        exact = [(n, back) for n, back in answers if back.tier != "edited"]
-        altered = [(n, back) for n, back in answers if back.tier == "edited"]
+        echoed = answers.ranked([(n, *(n.moved or (n, n.acted.size))) for n in node.answers], message)
+        exact = [(n, back) for n, back in echoed if back.tier != "edited"]
+        altered = [(n, back) for n, back in echoed if back.tier == "edited"]
         best_first: dict[int, Option] = {}
         for option in (*exact, *same, *altered):
             best_first.setdefault(option[0].index, option)
         same = list(best_first.values())
     node.memo = message, tuple(same)
     return node.memo[1]
-
-
-def ranked(entries: Iterable[tuple[Node, Node, int]], message: Message) -> list[tuple[Node, Echo]]:
-    """Of (child, action, tokens of it that stand there): those that the message echoes, best first. Where some carry
-    an id that came back, only those; then the tier, reasoning, delivery, the newest."""
-    mine = echo.ids(message)
-    found = []
-    for child, home, kept in entries:
-        tier = _tier(home, kept, message)
-        if tier is not None:
-            foreign = mine.isdisjoint(echo.ids(home.message))
-            thought = home.message.reasoning.strip() != message.reasoning.strip()
-            rank = (foreign, echo.TIERS.index(tier), thought, not home.acted.delivered, -home.order)
-            found.append((rank, (child, Echo(home, tier, kept, message))))
-    found.sort(key=lambda f: f[0])
-    return [option for rank, option in found if rank[0] == found[0][0][0]]
 
 
 def _tier(home: Node, kept: int, message: Message) -> str | None:
@@ -111,6 +95,25 @@ class Answers:
         for name in (form, *ids, *((i, form) for i in ids)):
             self._found.setdefault(name, []).append((action, kept))
 
+    def ranked(self, entries: Iterable[tuple[Node, Node, int]], message: Message) -> list[tuple[Node, Echo]]:
+        """Of (child, action, tokens of it that stand there): those that the message echoes, best first. Where it has
+        an id that we gave, only the actions it was given to; then ids written out, the tier, reasoning, delivery, the
+        newest."""
+        mine = echo.ids(message)
+        ours = any(i in self._found for i in mine)
+        found = []
+        for child, home, kept in entries:
+            if ours and mine.isdisjoint(echo.ids(home.message)):
+                continue
+            tier = _tier(home, kept, message)
+            if tier is not None:
+                written = not mine and any(i in message.text for i in echo.ids(home.message))
+                thought = home.message.reasoning.strip() != message.reasoning.strip()
+                rank = (not written, echo.TIERS.index(tier), thought, not home.acted.delivered, -home.order)
+                found.append((rank, (child, Echo(home, tier, kept, message))))
+        found.sort(key=lambda f: f[0])
+        return [option for _, option in found]
+
     def elsewhere(self, message: Message, parent: Node | None) -> Echo | None:
         """The action that an assistant message is though it stands in no known place: the head of an undelivered
         answer under ``parent``, or any answer, known by an id it carries or by its normal form."""
@@ -123,7 +126,7 @@ class Answers:
         form, ids = echo.key(message), echo.ids(message)
         for names in ([(i, form) for i in ids], list(ids), [form]):
             hits = [hit for name in names for hit in self._found.get(name, [])[-NEWEST:]]
-            best = ranked([(action, action, kept) for action, kept in hits], message)
+            best = self.ranked([(action, action, kept) for action, kept in hits], message)
             if best:
                 return best[0][1]
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from uniagent.engine.messages import Message, ModelCall
 from uniagent.engine.ports import Ids
@@ -276,6 +276,17 @@ class Place:
     def known_delta(self) -> tuple[Segment, ...] | None:
         delta = self.node.delta
         return delta.segments if delta is not None and not self.fresh else None
+
+    def apart(self) -> Place:
+        """The same request as a chain of its own: no anchor, all of it pending, and the answers it echoes as their
+        sampled ids. For templates that rewrite what stood before; a token is trained once all the same."""
+        known: list[Pending] = []
+        node = self.node
+        while node.parent is not None:
+            known.append(Pending(node.message, (node, node.acted.size) if node.action is not None else node.moved))
+            node = node.parent
+        fresh = (*reversed(known), *self.fresh)
+        return evolve(self, node=node, pending=fresh[1:], fresh=fresh, others=(), resumed=None, version=-1)
 
     def prefix(self) -> Ids:
         """[P] everything through the anchor, as the engine saw it: one copy."""

@@ -64,7 +64,10 @@ class TurnTree:
         tools, tool_names = self._tools(call)
         resumed = self._resume(tools, call.messages)
         start = self._start(tools, resumed)
-        (depth, node, link), others = deepest(start, call.messages) if start else ((-1, self.root, None), ())
+        if start:
+            (depth, node, link), others = deepest(start, call.messages, self._answers)
+        else:
+            (depth, node, link), others = (-1, self.root, None), ()
         echoes = unlinked(link)
         fresh = [] if depth >= 0 else [Pending(tools)]
         for i, message in enumerate(call.messages[max(depth, 0) :]):
@@ -145,6 +148,8 @@ class TurnTree:
             others = () if place.fresh else place.others
             tip = Tip(place.tools, place.call.messages, end, others, self._version)
             self._tips = [tip, *self._tips[: TIPS - 1]]
+        elif place.fresh:  # it may have gone on where the searches behind the tips saw an end
+            self._version += 1
         return node
 
     def mark_delivered(self, node: Node) -> None:

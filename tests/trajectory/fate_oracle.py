@@ -58,7 +58,7 @@ class Oracle:
             if r.at <= a.acted.ended or a.parent not in path[:-1]:
                 continue
             child = path[path.index(a.parent) + 1]
-            if child.action is not None or child in seen:
+            if child.action is not None or child in seen or (child.moved and child.moved[0] is a):
                 continue
             seen.add(child)
             if self.brings_back(r, path[path.index(child) :], a):

@@ -134,13 +134,14 @@ class Harness:
 
     # ---- one request
 
-    def start(self, messages: Iterable[Message], tools: tuple[Any, ...] = RUN, **kw: Any) -> Asked:
-        """A request comes and is given to the engine."""
+    def start(self, messages: Iterable[Message], tools: tuple[Any, ...] = RUN, apart: bool = False, **kw: Any) -> Asked:
+        """A request comes and is given to the engine; ``apart``: as a chain of its own, as its template needs it."""
         call = ModelCall(tuple(messages), tools, **kw)
         self.now += self.tick
         at = self.now
-        self.events.append(lambda tree: tree.locate(call, at))
+        self.events.append(lambda tree: tree.locate(call, at, apart))
         place = self.tree.locate(call, at)
+        place = place.apart() if apart else place
         delta = place.known_delta
         if delta is None:
             delta = self.delta(call, place.pending, place.anchor)
@@ -218,6 +219,8 @@ def check(h: Harness) -> Export:
         arrays = (chain.provenance, chain.loss_mask, chain.logprobs, chain.versions)
         assert all(len(a) == len(ids) for a in arrays), "alignment"
         assert ids == [t for s in chain_pieces(chain) for t in s], "spans"
+        for span in chain.actions:
+            assert not span.home or tuple(ids[: span.start]) == h.prompts[span.order], "home"
         for i, token in enumerate(ids):
             is_sampled = chain.provenance[i] == Provenance.SAMPLED
             assert is_sampled == (token >= FIRST_SAMPLED), "provenance"
@@ -307,9 +310,10 @@ class Replay:
         self.places: dict[int, Place] = {}
         self.event = -1
 
-    def locate(self, call: ModelCall, at: float) -> None:
+    def locate(self, call: ModelCall, at: float, apart: bool) -> None:
         copied = evolve(call, messages=tuple(evolve(m) for m in call.messages))  # equal, but other objects
-        self.places[self.event] = self.tree.locate(copied, at)
+        place = self.tree.locate(copied, at)
+        self.places[self.event] = place.apart() if apart else place
 
     def commit(self, event: int, **arguments: Any) -> None:
         self.tree.commit(self.places[event], **arguments)

@@ -498,6 +498,20 @@ def calls_written_out_as_text_are_recognised_after_compaction_too() -> None:
 
 
 @scenario
+def a_template_that_rewrites_the_past_gets_a_chain_of_its_own() -> None:
+    h = Harness()
+    a = h.ask([SYS, USER], "go", LS)
+    talk = [SYS, USER, a.message, result(a)]
+    b = h.finish(h.start(talk, apart=True), Answer("then", LS))
+    c = h.ask([*talk, b.message, result(b)], "done")
+    assert (b.above, c.above) == (None, b)
+    assert fates(h) == ["live"] * 3
+    old, new = h.export().trajectories
+    assert [(s.order, bool(new.loss_mask[s.start])) for s in new.actions] == [(0, False), (1, True), (2, True)]
+    assert old.loss_mask.sum() == len(a.sampled.said)
+
+
+@scenario
 def an_unknown_assistant_message_is_content_everywhere() -> None:
     h = Harness()
     shots = [user("2+2?"), Message("assistant", "four"), user("3+3?"), Message("assistant", "six")]
