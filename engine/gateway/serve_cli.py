@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import os
 import secrets
@@ -70,6 +71,7 @@ async def _serve(args: argparse.Namespace) -> None:
             why = problem.strerror or problem
             raise UserError(f"cannot listen on {args.host}:{args.port}: {why}; choose another --port") from problem
         nursery.start_soon(functools.partial(watch, lag))
+        gc.freeze()  # what was loaded stays: the collector need not look at it again and again
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             print(json.dumps({"base_url": origin, "admin_token": token, "pid": os.getpid()}), flush=True)
             await anext(aiter(signals))

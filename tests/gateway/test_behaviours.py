@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import trio
 from attrs import evolve, field, frozen
-from gateway_kit import END, Model, Say, call_text, client_of, decode
+from gateway_kit import END, Model, Say, call_text, client_of, decode, session_of
 from harness_wire import WIRES, Answered, Call, ChatWire, Harness, Result, Said, Style
 
+from uniagent.engine.gateway.export_json import export_json
+from uniagent.engine.gateway.record import replay
+from uniagent.engine.registry import load as registered
 from uniagent.engine.trajectory.nodes import TreePolicy
 
 SYSTEM = Said("You are an agent that works in a directory.", "system")
@@ -490,6 +493,17 @@ async def test_behaviour(case: Behaviour, dialect: str, stream: bool) -> None:
         balanced(done)
         case.check(done)
         assert model.script == []
+        if stream == case.streams[-1] and len(case.streams) == 2 and "at_once" not in case.name:
+            assert await rebuilt(case, dialect, json.loads(json.dumps(client.session.turns))) == done
+
+
+async def rebuilt(case: Behaviour, dialect: str, turns: Any) -> Done:
+    """The same session again, from nothing but its record: raw requests, in order, and the same answers."""
+    session = session_of(Model(list(case.script)), policy=case.policy)
+    wire = registered("dialects", dialect)()
+    for request in replay(turns):
+        session.delivered(await session.complete(wire.parse(request)))
+    return {"session_id": "s", **export_json(await session.finish(1.0), 1.0)}
 
 
 @pytest.mark.parametrize("dialect", WIRES)
