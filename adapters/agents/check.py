@@ -57,6 +57,10 @@ class Report:
         value: dict[str, Json] = json.loads(json.dumps(asdict(self)))
         return value
 
+    def lasting(self) -> dict[str, Json]:
+        """What is the same on every machine and every day."""
+        return {name: value for name, value in self.as_json().items() if name not in ("sizes", "info", "error")}
+
 
 def script(ends_by: str | None = None) -> Play:
     """The scripted model. ``ends_by``: the shell command that ends a session, for a harness that an answer without a

@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     checking.add_argument("--isolation", default="bwrap", choices=("bwrap", "none"), help="of the sandbox")
     checking.add_argument("--timeout-s", type=float, default=180.0, help="wall clock of the run")
-    checking.add_argument("--json", action="store_true", help="print the report as JSON")
+    checking.add_argument("--json", action="store_true", help="print one line of JSON last")
+    checking.add_argument("--out", type=Path, help="write there, as JSON, what depends on the harness's version alone")
     args = parser.parse_args(argv)
     if args.command == "list":
         return _list()
@@ -82,7 +83,11 @@ def _check(args: argparse.Namespace) -> int:
         given = {"programs": str(Path(programs).absolute()), **given}
     run = partial(check, ends_by=args.ends_by, isolation=args.isolation, timeout_s=args.timeout_s)
     report = trio.run(run, Settings(args.name, given))
-    print(json.dumps(report.as_json(), indent=2, ensure_ascii=False) if args.json else text(report))
+    if args.out is not None:
+        args.out.write_text(json.dumps(report.lasting(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(text(report))
+    if args.json:
+        print(json.dumps(report.as_json(), ensure_ascii=False))
     return 0 if report.task_done and report.one_chain else 1
 
 
