@@ -1,6 +1,6 @@
 """What a harness does, found out by running it once against a scripted model: for whoever adds one.
 
-The script writes a file with one call whose arguments are spelt oddly, makes two calls at once, then ends. The report
+The script writes a file, makes two calls at once, all with oddly spelt arguments, then ends. The report
 says which dialect the harness speaks, what it sends and echoes, which calls it makes beside the conversation, and
 whether the conversation stays one chain, which is what training needs.
 """
@@ -76,7 +76,7 @@ def script(ends_by: str | None = None) -> Play:
             )
             return opening + _odd(*shell_call(call.tools, MAKE))
         if turns == 1:
-            return "\n".join(call_text(*shell_call(call.tools, command)) for command in (LOOK, LIST))
+            return "\n".join(_odd(*shell_call(call.tools, command)) for command in (LOOK, LIST))
         if ends_by is not None and turns == 2:
             return "It is there.\n" + call_text(*shell_call(call.tools, ends_by))
         return "The file out.txt is there."
