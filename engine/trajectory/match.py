@@ -89,11 +89,16 @@ class Answers:
 
     _found: dict[Hashable, list[tuple[Node, int]]] = field(factory=dict)
 
-    def add(self, message: Message, action: Node, kept: int) -> None:
-        """The first ``kept`` tokens of an action are what this message says."""
-        form, ids = echo.key(message), echo.ids(message)
-        for name in (form, *ids, *((i, form) for i in ids)):
-            self._found.setdefault(name, []).append((action, kept))
+    def sent(self, reply: Message, action: Node) -> None:
+        """An answer, as it was sent: the ids in it are ours."""
+        self.also(reply, action, action.acted.size)
+        form, ids = echo.key(reply), echo.ids(reply)
+        for name in (*ids, *((i, form) for i in ids)):
+            self._found.setdefault(name, []).append((action, action.acted.size))
+
+    def also(self, message: Message, action: Node, kept: int) -> None:
+        """A message of this normal form is the first ``kept`` tokens of an action."""
+        self._found.setdefault(echo.key(message), []).append((action, kept))
 
     def ranked(self, entries: Iterable[tuple[Node, Node, int]], message: Message) -> list[tuple[Node, Echo]]:
         """Of (child, action, tokens of it that stand there): those that the message echoes, best first. Where it has

@@ -129,7 +129,7 @@ class TurnTree:
             action.echoes.setdefault(back.tier, back)
             action.kept = max(action.kept, back.kept)
             if back.tier == "edited":
-                self._answers.add(back.message, back.node, back.kept)
+                self._answers.also(back.message, back.node, back.kept)
         request = Request(place.at, place.known, end, place.tool_names, place.call.stop)
         self.history.requests.append(request)
         node = end
@@ -142,7 +142,7 @@ class TurnTree:
             node = self._node(end, reply or Message("assistant"), action=action)
             self.history.actions.append(node)
             if reply is not None:
-                self._answers.add(reply, node, action.size)
+                self._answers.sent(reply, node)
         self._tips = [t for t in self._tips if t is not place.resumed and t.messages is not place.call.messages]
         if steady:
             others = () if place.fresh else place.others

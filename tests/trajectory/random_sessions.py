@@ -94,6 +94,8 @@ class Session:
                 assert found is None, "what the harness wrote is content"
             elif kept != WHOLE:
                 assert found in (None, (meant, kept)), "the head of a cut stream"
+            elif any(c.name == "invalid" and c.id == "mine" for c in message.calls):
+                assert found is None or found[1] == found[0].acted.size, "repaired under another id: it or a twin"
             elif any(c.id for c in message.calls):
                 assert found == (meant, meant.acted.size), "by its id, it is that action"
             elif meant.message.calls and not message.calls:
@@ -131,7 +133,9 @@ class Session:
         named = all(c.id for c in m.calls)
         if how == "repair" and bad and named:
             self.h.met("repaired", node)
-            return alter(m, calls=tuple(alter(c, name="invalid", arguments={"raw": c.arguments}) for c in m.calls))
+            other = {"id": "mine"} if rng.random() < 0.5 else {}
+            back = [alter(c, name="invalid", arguments={"raw": c.arguments}, **other) for c in m.calls]
+            return alter(m, calls=tuple(back))
         if how == "text" and m.calls and named:
             self.h.met("written out", node)
             called = " ".join(f"{c.id} {c.name} {c.arguments if bad else json.dumps(c.value)}" for c in m.calls)

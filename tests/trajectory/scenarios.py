@@ -102,6 +102,22 @@ def an_edited_call_is_the_same_action_and_the_difference_is_recorded() -> None:
 
 
 @scenario
+def an_edited_call_with_an_id_of_the_harness_is_found_again_anywhere() -> None:
+    h = Harness()
+    a = h.ask([SYS, USER], "go", BAD)
+    back = Message("assistant", "go", (Call("mine", "run", {"cmd": "l"}),))
+    talk = [SYS, USER, back, Message("tool", "ok", answers="mine")]
+    b = h.ask(talk, "then")
+    h.tree._tips.clear()
+    again = h.ask([*talk, b.message, USER], "more")
+    assert again.above is b
+    assert b.above is a
+    h.ask([SYS, user("summary"), *talk[2:]], "done")
+    assert [(s.order, s.home) for s in h.export().trajectories[1].actions] == [(0, False), (3, True)]
+    assert fates(h) == ["live"] * 4
+
+
+@scenario
 def what_is_another_message_is_another_action() -> None:
     two = Answer("go", (*LS, ("run", '{"cmd": "pwd"}')))
     for answer, change in (
