@@ -41,7 +41,7 @@ from attrs import define, field
 
 from uniagent.adapters.dialects.anthropic import Anthropic
 from uniagent.adapters.dialects.chat import Chat
-from uniagent.engine import config, model_files
+from uniagent.engine import collector, config, model_files
 from uniagent.engine.gateway import server as gateway_server
 from uniagent.engine.gateway.chat_template import ChatTemplate
 from uniagent.engine.gateway.codec import Codec
@@ -192,6 +192,7 @@ async def crowd(codec: Codec, answer: Ids, sessions: int, seconds: float, turns:
     """Requests a second, lag and memory with so many live sessions on as many connections."""
     engine = InstantEngine(answer)
     gateway = Gateway(SessionParts(codec, engine, in_thread), max_sessions=sessions + 1)
+    collector.quiet_only()  # as the commands that serve do
     settings = config.Gateway(max_sessions=sessions + 1)
     server = server_of(gateway, settings)
     lag = Lag(1 << 16)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import os
 import secrets
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from uniagent.engine import config, model_files
+from uniagent.engine import collector, config, model_files
 from uniagent.engine.errors import UserError
 from uniagent.engine.gateway.codec import Codec
 from uniagent.engine.gateway.model_folder import tokenizer_json
@@ -71,7 +70,8 @@ async def _serve(args: argparse.Namespace) -> None:
             why = problem.strerror or problem
             raise UserError(f"cannot listen on {args.host}:{args.port}: {why}; choose another --port") from problem
         nursery.start_soon(functools.partial(watch, lag))
-        gc.freeze()  # what was loaded stays: the collector need not look at it again and again
+        collector.quiet_only()
+        nursery.start_soon(collector.watch, lambda: any(session.running for session in gateway))
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             print(json.dumps({"base_url": origin, "admin_token": token, "pid": os.getpid()}), flush=True)
             await anext(aiter(signals))

@@ -106,6 +106,14 @@ class Gateway:
     def forget(self, session: GatewaySession) -> None:
         self._by_id.pop(session.id, None)
         self._by_key.pop(session.address.api_key, None)
+        for (
+            node
+        ) in session.tree.history.nodes:  # parents and children hold each other: let go, so that all is freed now
+            node.context.clear()
+            node.answers.clear()
+            node.memo = None
+            if node.action is not None:
+                node.action.echoes.clear()
 
     def __iter__(self) -> Iterator[GatewaySession]:
         return iter(tuple(self._by_id.values()))
