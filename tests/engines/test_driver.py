@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -222,7 +223,7 @@ async def test_gathering_waits_for_more_requests_until_the_batch_is_wide_enough(
     async with Accelerator.start() as accelerator, trio.open_nursery() as nursery:
         driver = StepDriver(accelerator, engine, gather_s=30.0, gather_below=6)
         for i in range(6):
-            nursery.start_soon(lambda i=i: driver.generate(PROMPT, Sampling(1), session=f"s{i}"))
+            nursery.start_soon(partial(driver.generate, PROMPT, Sampling(1), session=f"s{i}"))
             await trio.sleep(0.005)  # so that the thread could step in between
     assert engine.widths == [6]
 

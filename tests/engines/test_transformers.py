@@ -217,12 +217,11 @@ def test_broken_weights_stop_the_engine() -> None:
 
 
 def test_kv_that_does_not_fit_is_refused_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    token = 4 * 2 * 2 * (16 + 16)  # bytes, layers, heads, widths
+    token = 4 * 2 * 2 * 2 * SIZE["head_dim"]  # bytes, layers, heads, keys and values, their width
     monkeypatch.setattr(fit, "_free", lambda device: 100 * 64 * token)
     engine(module("qwen3"), slots=90, context=64)
-    with pytest.raises(
-        UserError, match=r"512 bytes a token.*engine\.slots to at most 90.*engine\.context to at most 60"
-    ):
+    why = rf"{token} bytes a token.*engine\.slots to at most 90.*engine\.context to at most 60"
+    with pytest.raises(UserError, match=why):
         engine(module("qwen3"), slots=96, context=64)
 
 
