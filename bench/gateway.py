@@ -216,11 +216,12 @@ async def crowd(codec: Codec, answer: Ids, sessions: int, seconds: float, turns:
         grown = memory() - before
         nursery.start_soon(functools.partial(watch, lag, interval_s=0.01))
         busy = time.process_time()
-        async for part in client.stdout:
-            said += part
+        while not said.endswith(b"}\n"):
+            said += await client.stdout.receive_some()
         busy = time.process_time() - busy
-        await client.wait()
         seen = list(lag._lags)
+        client.terminate()
+        await client.wait()
         nursery.cancel_scope.cancel()
     result = json.loads(said.partition(b"warm\n")[2])
     return {
@@ -291,6 +292,7 @@ def run_client(port: int, seconds: float, turns: int) -> None:
     start = time.perf_counter()
     done = many(None, start + seconds)
     print(json.dumps({"requests": done, "seconds": time.perf_counter() - start}), flush=True)
+    time.sleep(60)  # the server ends this process: thousands of connections closing are no part of the figures
 
 
 # ---------------------------------------------------------------- all of it
