@@ -26,6 +26,7 @@ from uniagent.engine.trajectory.types import Export
 PROMPT = "Create the file out.txt with the word héllo in it, then look at it."
 MAKE, LOOK, LIST = "echo héllo > out.txt", "cat out.txt", "ls"
 EXPECTED = "héllo\n".encode()
+SHELL_NAMES = ("bash", "shell", "exec", "terminal")  # before other tools that take a command
 COMMAND_KEYS = ("command", "cmd", "script", "code")
 
 
@@ -86,7 +87,8 @@ def script(ends_by: str | None = None) -> Play:
 
 def shell_call(tools: Sequence[Mapping[str, Json]], command: str) -> tuple[str, dict[str, Json]]:
     """The call that runs a shell command with one of these tools. Raises Problem when none looks as if it could."""
-    for tool in tools:
+    likely = sorted(tools, key=lambda tool: not any(word in tool["function"]["name"].lower() for word in SHELL_NAMES))
+    for tool in likely:
         function = tool["function"]
         schema = function.get("parameters") or {}
         properties = schema.get("properties") or {}

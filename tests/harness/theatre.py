@@ -12,6 +12,7 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
+from uniagent.adapters.agents.check import script as check_script
 from uniagent.adapters.agents.check import shell_call
 from uniagent.adapters.agents.rehearsal import Play, Stage, call_text, stage
 from uniagent.adapters.sandboxes.local import LocalProvider
@@ -142,8 +143,19 @@ def script(*texts: str) -> Play:
     return lambda call: texts[answered(call)]
 
 
+def play_of(name: str) -> Play:
+    """The model of ``uniagent harness check``: makes a file, looks at it with two calls at once, ends."""
+    return check_script(load("agents", name).ends_by)
+
+
 def shell(command: str, tool: str = "shell") -> str:
     return call_text(tool, {"command": command})
+
+
+async def nothing_sleeps(sandbox: Sandbox) -> None:
+    """No process ``sleep 1000`` or ``sleep 1001`` is left in the sandbox."""
+    done = await sandbox.exec(["sh", "-c", "grep -lsaE '^sleep.100[01]' /proc/[0-9]*/cmdline; true"], timeout_s=30)
+    assert done.output == b""
 
 
 # ---------------------------------------------------------------- batches
