@@ -83,10 +83,17 @@ class _Head(torch.autograd.Function):
         for a in range(0, n, step):
             b = min(a + step, n)
             x = _scores(h, w, temperature, ctx.kept, a, b).sub_(lse[a:b, None])  # log p
-            p = x.exp()
-            d = torch.zeros_like(p) if g_entropy is None else -g_entropy[a:b, None] * p * (x + entropy[a:b, None])
-            if g is not None:
-                d = d.sub_(p.mul_(g[a:b, None])).scatter_add_(1, targets[a:b, None], g[a:b, None])
+            if g_entropy is None:
+                d = x.exp_()
+            else:
+                d = x.exp()
+                extra = g_entropy[a:b, None] * d * x.add_(entropy[a:b, None])
+            if g is None:
+                d.zero_()
+            else:
+                d.mul_(-g[a:b, None]).scatter_add_(1, targets[a:b, None], g[a:b, None])
+            if g_entropy is not None:
+                d -= extra
             if temperature is not None:
                 d = d / temperature[a:b, None]
             d = d.to(h.dtype)
