@@ -111,7 +111,9 @@ async def open_node(
         await nursery.start(watch_signals, stop)
         lag = Lag()
         nursery.start_soon(watch_lag, lag)
-        shared = not trains or shares_module(config)
+        shared = getattr(load("engines", config.engine.name), "shares_module", True) and (
+            not trains or shares_module(config)
+        )
         core, team, score = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
         codec = Codec.from_folder(folder, parser=config.model.parser)
         gather_s, below = config.engine.gather_ms / 1000, config.engine.slots // 2
