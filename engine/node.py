@@ -161,7 +161,7 @@ def shares_module(config: RunConfig) -> bool:
 
 def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple[Any, Team | None, Score]:
     """Engine, team, and how the canary is scored; on the accelerator thread."""
-    ranks, model = _model(config, folder, trains)
+    ranks, model = _model(config, folder, trains, "float32" if trains and shared else config.model.dtype)
     core = load("engines", config.engine.name)(config.engine, model, shared=shared)
     if not trains:
         return core, None, functools.partial(forward_logprobs, model)
@@ -171,17 +171,19 @@ def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple
 
 def build_trainer(config: RunConfig) -> Team:
     """A rank that only follows: the trainer without engine and node."""
-    ranks, model = _model(config, model_files.folder(config.model.path), True)
+    ranks, model = _model(config, model_files.folder(config.model.path), True, config.model.dtype)
     return _team(config, model, ranks)
 
 
-def _model(config: RunConfig, folder: Path, trains: bool) -> tuple[Any, Any]:
+def _model(config: RunConfig, folder: Path, trains: bool, dtype: str) -> tuple[Any, Any]:
+    """The ranks that train together, and the model. A module that is trained and sampled from is loaded in float32,
+    which the trainer would make of it anyway; an engine's own copy keeps ``model.dtype``."""
     import torch
 
     torch.set_num_threads(config.run.threads)
     device = model_files.pick_device(config.model.device)
     ranks = join(config, device) if trains else None
-    return ranks, model_files.load(folder, dtype=config.model.dtype, device=device)
+    return ranks, model_files.load(folder, dtype=dtype, device=device)
 
 
 def _team(config: RunConfig, model: Any, ranks: Any) -> Team:
