@@ -189,7 +189,9 @@ def _model(config: RunConfig, folder: Path, trains: bool, dtype: str) -> tuple[A
 def _team(config: RunConfig, model: Any, ranks: Any) -> Team:
     from uniagent.engine.learner.trainer import Trainer
 
-    reference = copy.deepcopy(model).requires_grad_(False) if config.learner.kl_coef else None
+    learner = config.learner  # adapters are switched off for the reference: no copy
+    copied = learner.kl_coef and not learner.lora_rank
+    reference = copy.deepcopy(model).requires_grad_(False) if copied else None
     return Team(
         Trainer(model, config.learner, seed=config.run.seed, steps=config.run.steps, reference=reference, ranks=ranks)
     )
