@@ -16,6 +16,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "engines": {
         "transformers": "uniagent.adapters.engines.transformers:build",
         "scripted": "uniagent.adapters.engines.scripted:build",
+        "vllm": "uniagent.adapters.engines.vllm:build",
     },
     "sandboxes": {
         "local": "uniagent.adapters.sandboxes.local:LocalProvider",
