@@ -20,6 +20,7 @@ COMMANDS = {  # name -> (function taking the remaining arguments and giving the 
     "train": ("uniagent.engine.commands:train", "train as a config says: uniagent train examples/quickstart.toml"),
     "eval": ("uniagent.engine.commands:evaluate", "evaluate the config's model, or a checkpoint, on held-out samples"),
     "show": ("uniagent.engine.commands:show", "print a recorded episode, its tokens coloured by who wrote them"),
+    "simulate": ("uniagent.engine.simulate.cli:main", "run a config on a virtual clock: wall-clock, bound, faults"),
     "config": ("uniagent.engine.commands:config", "print every config key with its type, default and meaning"),
     "serve": ("uniagent.engine.gateway.serve_cli:main", "run the gateway alone, to debug a harness"),
     "template": ("uniagent.engine.gateway.template_cli:main", "say how a model's chat template will be handled"),

@@ -211,6 +211,47 @@ class Trackers:
 
 
 @frozen
+class Simulate:
+    """Only ``uniagent simulate`` reads it. Medians are of lognormals; a sigma is that of the logarithm."""
+
+    mode: str = key(
+        "",
+        "rollout.mode of the simulated run, or a published one to compare with; empty: rollout.mode",
+        choices=("", "sync", "one_step_off", "fully_async", "colocated", "separate"),
+    )
+    accelerators: int = key(64, "of the simulated machine", at_least=1)
+    train_accelerators: int = key(16, "of them for training where rollout has its own", at_least=1)
+    replica_accelerators: int = key(0, "that make one replica of the policy; 0: as in costs", at_least=0)
+    costs: str = key("", "JSON file of what things cost (--calibrate prints one); empty: a 30B model", path="file")
+    router: str = key(
+        "cache_aware",
+        "how requests find a replica",
+        choices=(
+            "cache_aware",
+            "sticky_hash",
+            "sticky_least_loaded",
+            "least_tokens",
+            "least_requests",
+            "round_robin",
+        ),
+    )
+    engine_share: float = key(0.5, "of a device for its engine while it trains (colocated)", at_least=0.0, at_most=0.95)
+    prompt_tokens: int = key(2000, "of a sample, shared by its group", at_least=1)
+    turns: float = key(15.0, "answers of a session, median", at_least=1)
+    turns_sigma: float = key(0.7, "of the turns", at_least=0)
+    turns_min: int = key(5, "fewest turns", at_least=1)
+    turns_max: int = key(100, "most turns", at_least=1)
+    answer_tokens: float = key(150.0, "of an answer, median", at_least=1)
+    answer_sigma: float = key(0.8, "of an answer's tokens", at_least=0)
+    tool_tokens: float = key(200.0, "of what a tool says, median", at_least=1)
+    tool_s: float = key(2.0, "a tool takes, median", at_least=0)
+    tool_sigma: float = key(1.2, "of a tool's time", at_least=0)
+    drift_turns: float = key(1.0, "factor by which turns grow over the run", at_least=0.1)
+    drift_tokens: float = key(1.0, "factor by which the tokens of a turn grow over the run", at_least=0.1)
+    context: int = key(128000, "longest session, in tokens", at_least=16)
+
+
+@frozen
 class RunConfig:
     run: Run = field(factory=Run)
     model: Model = field(factory=Model)
@@ -224,6 +265,7 @@ class RunConfig:
     eval: Eval = field(factory=Eval)
     curriculum: Curriculum = field(factory=Curriculum)
     trackers: Trackers = field(factory=Trackers)
+    simulate: Simulate = field(factory=Simulate)
 
 
 def check(config: RunConfig) -> list[tuple[str, Any, str]]:

@@ -125,6 +125,7 @@ class _Replica:
     outstanding: int = 0
     requests: int = 0
     lost: bool = False
+    away: bool = False  # it does something else for a while
 
 
 @define(eq=False)
@@ -212,6 +213,11 @@ class Router:
             if leads:
                 self._leads.pop(key).set()
 
+    def away(self, index: int, away: bool) -> None:
+        """Whether a replica takes no new requests for now, as a training mesh that serves rollouts between two steps.
+        What it runs is its owner's to end; it still takes updates."""
+        self._replicas[index].away = away
+
     async def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
         """All replicas, side by side; each is atomic by itself. ``weights`` must be iterable repeatedly."""
         async with trio.open_nursery() as nursery:
@@ -238,11 +244,11 @@ class Router:
         self._home.pop(session, None)
 
     def offers(self, prompt: Ids, session: SessionId) -> list[Offer]:
-        """What the policy sees, for the replicas that live."""
+        """What the policy sees, for the replicas that live and are not away."""
         home = self._home.get(session)
         found = []
         for index, replica in enumerate(self._replicas):
-            if replica.lost:
+            if replica.lost or replica.away:
                 continue
             load = replica.engine.capacity()
             found.append(
