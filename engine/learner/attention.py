@@ -94,11 +94,13 @@ def by_ancestors(query: Tensor, key: Tensor, value: Tensor, forest: Sequence[Cal
             torch.cat([x[:, :, a:b] for a, b in spans], 2) if above else x[:, :, own.k0 : own.k1] for x in (key, value)
         )
         n, m = own.q1 - own.q0, k.shape[2]
-        mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril(m - n) if above else None
         q = query[:, :, own.q0 : own.q1]
-        outs.append(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not above, scale=scaling, enable_gqa=True)
-        )
+        if above:  # with a mask, kernels that never hold all scores want as many key heads as query heads
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril(m - n)
+            outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling))
+        else:
+            outs.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
     return torch.cat(outs, 2)
 
 
