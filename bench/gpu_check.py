@@ -95,9 +95,8 @@ def numerics(device: str, quick: bool) -> dict[str, dict[str, float]]:
 
 def throughput(device: str, quick: bool) -> dict[str, dict[str, float]]:
     if quick:
-        model = qwen3(
-            vocab_size=4096, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
-        )
+        size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = qwen3(**size, num_key_value_heads=2, head_dim=32, vocab_size=4096)
         given = batch(2, 4, 60, 40, 4096)
     else:
         size = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
