@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import cut, overloaded, strike
-from theatre import Settings, answered, batch, nothing_sleeps, play_of, shell, sometimes, theatre
+from theatre import Settings, answered, batch, nothing_sleeps, play_of, programs, shell, sometimes, theatre
 
 from uniagent.adapters.agents.check import EXPECTED, check, shell_call
-from uniagent.adapters.agents.installs import STAMP
 from uniagent.adapters.agents.rehearsal import call_text
 from uniagent.engine.messages import ModelCall
 from uniagent.engine.observe.metrics import of_agents
@@ -26,15 +24,6 @@ pytestmark = [pytest.mark.harness, pytest.mark.usefixtures("confined")]
 NAMES = ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code")
 CHECKS = Path(__file__).parent / "checks"
 every_harness = pytest.mark.parametrize("name", NAMES)
-
-
-def programs(name: str) -> str:
-    """Folder of an installed harness; under CI a missing one is a failure."""
-    folder = Path(os.environ.get("UNIAGENT_HARNESSES", "/nonexistent"), name)
-    if not (folder / STAMP).exists():
-        problem = f"{name} is not installed: run tests/harness/install.py DIR and set UNIAGENT_HARNESSES=DIR"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(problem)
-    return str(folder)
 
 
 @every_harness

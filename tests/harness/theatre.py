@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pytest
 import trio
 from attrs import define, field, frozen
 
 from uniagent.adapters.agents.check import script as check_script
 from uniagent.adapters.agents.check import shell_call
+from uniagent.adapters.agents.installs import STAMP
 from uniagent.adapters.agents.rehearsal import Play, Stage, call_text, stage
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.engine.episode import Episode
@@ -141,6 +144,15 @@ def answered(call: ModelCall) -> int:
 def script(*texts: str) -> Play:
     """Answers by their place in the conversation."""
     return lambda call: texts[answered(call)]
+
+
+def programs(name: str) -> str:
+    """Folder of an installed harness; under CI a missing one is a failure."""
+    folder = Path(os.environ.get("UNIAGENT_HARNESSES", "/nonexistent"), name)
+    if not (folder / STAMP).exists():
+        problem = f"{name} is not installed: run tests/harness/install.py DIR and set UNIAGENT_HARNESSES=DIR"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(problem)
+    return str(folder)
 
 
 def play_of(name: str) -> Play:
