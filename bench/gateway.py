@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -211,13 +212,13 @@ async def crowd(codec: Codec, answer: Ids, sessions: int, seconds: float, turns:
         await client.stdin.aclose()
         said = b""
         while b"warm\n" not in said:
-            said += await client.stdout.receive_some()
+            said += await some(client.stdout)
         gc.collect()
         grown = memory() - before
         nursery.start_soon(functools.partial(watch, lag, interval_s=0.01))
         busy = time.process_time()
         while not said.endswith(b"}\n"):
-            said += await client.stdout.receive_some()
+            said += await some(client.stdout)
         busy = time.process_time() - busy
         seen = list(lag._lags)
         client.terminate()
@@ -231,6 +232,13 @@ async def crowd(codec: Codec, answer: Ids, sessions: int, seconds: float, turns:
         "loop_lag_p99_ms": round(1e3 * percentile(seen, 99), 2),
         "kib_per_session": round(grown / sessions / 1024, 1),
     }
+
+
+async def some(stream: trio.abc.ReceiveStream) -> bytes:
+    data = await stream.receive_some()
+    if not data:
+        raise RuntimeError("the client ended early: see its error above")
+    return bytes(data)
 
 
 def memory() -> int:
@@ -268,19 +276,21 @@ def run_client(port: int, seconds: float, turns: int) -> None:
             histories[i] = [*histories[i], said, {"role": "user", "content": f"go on {len(histories[i])} {padding}"}]
 
     def many(total: int | None, until: float) -> int:
-        """Requests answered, round robin over the connections, 256 in flight."""
+        """Requests answered, the connections taking turns, 256 in flight."""
         begun = done = 0
+        free = deque(range(len(sockets)))
         for i in range(len(sockets)):
             selector.register(sockets[i][0], selectors.EVENT_READ, i)
         while total is None or done < total:
             now = time.perf_counter()
             while begun - done < min(256, len(sockets)) and (begun < total if total is not None else now < until):
-                send(begun % len(sockets), begun)
+                send(free.popleft(), begun)
                 begun += 1
             if begun == done:
                 break
             for key, _ in selector.select():
                 receive(key.data)
+                free.append(key.data)
                 done += 1
         for sock, _ in sockets:
             selector.unregister(sock)
