@@ -17,9 +17,12 @@ BUILTIN: dict[str, dict[str, str]] = {
         "transformers": "uniagent.adapters.engines.transformers:build",
         "scripted": "uniagent.adapters.engines.scripted:build",
         "vllm": "uniagent.adapters.engines.vllm:build",
+        "server": "uniagent.adapters.engines.server:build",
     },
     "sandboxes": {
         "local": "uniagent.adapters.sandboxes.local:LocalProvider",
+        "container": "uniagent.adapters.sandboxes.container:ContainerProvider",
+        "ssh": "uniagent.adapters.sandboxes.ssh:SshProvider",
         "none": "uniagent.adapters.sandboxes.none:NoneProvider",
     },
     "tools": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -15,6 +16,7 @@ from attrs import asdict, frozen
 
 from uniagent.adapters.sandboxes.bwrap import find_bwrap
 from uniagent.adapters.sandboxes.cgroups import CONTROLLERS, hierarchies
+from uniagent.adapters.sandboxes.container import find_program
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.adapters.sandboxes.node_dir import reap, root_folder
 from uniagent.engine.errors import InfraError, UserError
@@ -69,7 +71,23 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 async def _examine(root: str | None) -> list[Finding]:
-    return [await _local("bwrap", root), await _local("none", root)]
+    return [await _local("bwrap", root), await _local("none", root), await _container(), _ssh()]
+
+
+async def _container() -> Finding:
+    try:
+        program = find_program(None)
+        done = await trio.run_process([program, "version"], capture_stdout=True, capture_stderr=True, check=False)
+    except (UserError, OSError) as problem:
+        return Finding("container", False, advice=str(problem))
+    said = done.stderr.decode(errors="replace").strip()
+    return Finding("container", done.returncode == 0, detail=program, advice=said if done.returncode else "")
+
+
+def _ssh() -> Finding:
+    found = importlib.util.find_spec("asyncssh") is not None
+    advice = "pip install asyncssh" if not found else ""
+    return Finding("ssh", found, detail="to any host that lets you in; set host in the sandbox section", advice=advice)
 
 
 async def _local(isolation: str, root: str | None) -> Finding:

@@ -23,7 +23,7 @@ from uniagent.engine.ports import Completed
 PROGRAM = "exec bash --norc --noprofile --noediting -i +m +H <&11 >&12 2>/dev/null 63>&13 10<&- 11<&- 12>&- 13>&-"
 SETUP = "PS1= PS2=; unset HISTFILE MAILCHECK; set +o history; shopt -s execfail; shopt -u checkwinsize\n"
 REPORT = "\\builtin printf '%s %d\\n' {} $? >&63\n"
-POLITE_ROUNDS, ROUNDS, ROUND_S = 3, 12, 0.1  # of interrupting; killing starts after the polite ones
+POLITE_ROUNDS, ROUNDS, ROUND_S = 3, 20, 0.1  # of interrupting; killing starts after the polite ones
 
 
 class LocalShell:
