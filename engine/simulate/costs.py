@@ -71,7 +71,8 @@ def calibrate(run: Path, start: Costs | None = None) -> tuple[Costs, dict[str, f
 
     From ``metrics.jsonl``: the learner's seconds (``training_s``, the sync included) as a line over a batch's tokens.
     From ``episodes.jsonl``: decode seconds a token (engine seconds over sampled tokens, at the run's own concurrency),
-    what a sandbox takes to start and to verify, what an answer takes outside the engine. What a run cannot tell (prefill apart from decode, the step's dependence on the batch) keeps the proportions of ``start``.
+    what a sandbox takes to start and to verify, what an answer takes outside the engine. What a run cannot tell
+    (prefill apart from decode, how a step depends on the batch) keeps the proportions of ``start``.
     """
     costs = start or Costs(accelerators=1)
     steps = _lines(run / "metrics.jsonl", "step")

@@ -278,6 +278,7 @@ class SimulatedEngine:
             self._step_s = self.costs.step_s(self._batch, middle)
             if head:
                 self._step_s += self.costs.prefill_chunk * self.costs.prefill_token_s
+            self._step_s = max(_TICK_S, self._step_s)
             when = trio.current_time() + max(_TICK_S, steps * self._step_s / self._speed)
         self.timers.arm(self, when, self._ring)
 
