@@ -98,11 +98,11 @@ class TestWithoutNode:
         assert printed.out == ""
         assert not Path("runs").exists()
 
-    def test_several_ranks_are_refused(
+    def test_evaluation_on_several_ranks_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("WORLD_SIZE", "2")
-        assert cli.main(["run.toml"]) == 2
+        assert cli.main(["eval", "run.toml"]) == 2
         assert "without torchrun" in capsys.readouterr().err
 
     def test_config_prints_a_file_that_means_the_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
