@@ -11,7 +11,7 @@ import copy
 import functools
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,10 @@ class Node:
     config: RunConfig
     model_folder: Path
     accelerator: Accelerator
-    core: StepEngine  # of the accelerator thread alone
+    core: StepEngine | None  # of the accelerator thread alone; None: the engine is elsewhere
     shared: bool  # engine and learner are one module
     gate: GatedEngine
-    canary: Canary
+    canary: Canary | None
     gateway: Gateway
     tasks: TaskSource
     providers: NodeProviders
@@ -73,8 +73,9 @@ class Node:
     async def learn(self, batch: Batch, *, sync: bool) -> dict[str, float]:
         """Trains on a batch, piece by piece between engine steps. With ``sync`` the engine gets the new weights in the
         same call as the last optimizer step: nothing is sampled from weights without a version."""
-        team = self.team
+        team, canary = self.team, self.canary
         assert team is not None
+        assert canary is not None
         pieces = await self.accelerator.run(team.plan, batch)
         for piece in range(pieces):
             self.progress.phase("training", piece, pieces)
@@ -87,10 +88,11 @@ class Node:
             async with self.gate.shut():
                 metrics = await self.accelerator.run(self._apply_and_sync, team)
         self.version += 1
-        return {**metrics, "canary_gap": await self.canary.check(self.version)}
+        return {**metrics, "canary_gap": await canary.check(self.version)}
 
     def _apply_and_sync(self, team: Team) -> dict[str, float]:
         metrics = team.apply()
+        assert self.core is not None
         weights = None if self.shared else team.weights()
         self.core.update(weights, self.version + 1, KvPolicy(self.config.engine.kv))
         return metrics
@@ -107,18 +109,27 @@ async def open_node(
         raise UserError("tasks.file is not set: name the Task Config (TOML or YAML) of this run")
     tasks = load("seams", "tasks").from_file(config.tasks.file)
     folder = model_files.folder(str(checkpoint) if checkpoint else config.model.path)
-    async with Accelerator.start() as accelerator, trio.open_nursery() as nursery:
+    factory = load("engines", config.engine.name)
+    steps = getattr(factory, "steps", True)
+    if trains and not steps:
+        raise UserError(
+            f"engine.name = {config.engine.name!r} cannot be trained with: its weights are out of reach; it serves "
+            "uniagent eval. Train with 'transformers' or 'vllm'"
+        )
+    async with Accelerator.start() as accelerator, AsyncExitStack() as engines, trio.open_nursery() as nursery:
         await nursery.start(watch_signals, stop)
         lag = Lag()
         nursery.start_soon(watch_lag, lag)
-        shared = getattr(load("engines", config.engine.name), "shares_module", True) and (
-            not trains or shares_module(config)
-        )
-        core, team, score = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
+        shared = getattr(factory, "shares_module", True) and (not trains or shares_module(config))
         codec = Codec.from_folder(folder, parser=config.model.parser)
-        gather_s, below = config.engine.gather_ms / 1000, config.engine.slots // 2
-        gate = GatedEngine(StepDriver(accelerator, core, gather_s=gather_s, gather_below=below))
-        canary = Canary(accelerator, gate, score, seed=config.run.seed, vocabulary=codec.vocab_size)
+        core = team = canary = None
+        if steps:
+            core, team, score = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
+            gather_s, below = config.engine.gather_ms / 1000, config.engine.slots // 2
+            gate = GatedEngine(StepDriver(accelerator, core, gather_s=gather_s, gather_below=below))
+            canary = Canary(accelerator, gate, score, seed=config.run.seed, vocabulary=codec.vocab_size)
+        else:
+            gate = GatedEngine(await engines.enter_async_context(factory(config.engine, folder)))
         gateway = Gateway(
             SessionParts(codec, gate, in_thread, config.run.seed),
             policy=_policy(config),
@@ -143,7 +154,8 @@ async def open_node(
             progress=progress,
             team=team,
         )
-        await canary.check(0)
+        if canary is not None:
+            await canary.check(0)
         try:
             yield node
         finally:

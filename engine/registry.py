@@ -30,6 +30,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "submit": "uniagent.adapters.tools.submit:Submit",
         "str_replace_editor": "uniagent.adapters.tools.editor:StrReplaceEditor",
         "python": "uniagent.adapters.tools.python:Python",
+        "mcp": "uniagent.adapters.tools.mcp:Mcp",
     },
     "agents": {
         "react": "uniagent.adapters.agents.react:React",

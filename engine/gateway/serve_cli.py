@@ -28,7 +28,7 @@ from uniagent.engine.gateway.server import listen, server_of
 from uniagent.engine.gateway.session import SessionParts, in_thread
 from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.observe.lag import Lag, watch
-from uniagent.engine.ports import InferenceEngine, SessionSampling
+from uniagent.engine.ports import InferenceEngine, Json, SessionSampling
 from uniagent.engine.registry import load
 
 DRAIN_S = 5.0
@@ -41,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="builtin:tiny-shell", help="a Hugging Face folder, or builtin:NAME")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port; 0 takes a free one")
-    parser.add_argument("--engine", default="transformers", help="inference engine: transformers, scripted, ...")
+    parser.add_argument("--engine", default="transformers", help="transformers, scripted, server, ...")
     parser.add_argument("--script", type=Path, help="for --engine scripted: JSON lines, one a generation")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="one of engine.options; may be repeated"
+    )
     parser.add_argument("--context", type=int, help="longest prompt + generation, in tokens")
     parser.add_argument("--parser", default="auto", help="parser of the model's tool calls")
     parser.add_argument("--admin-token", help="token of the sessions API; random when not given")
@@ -98,12 +101,31 @@ async def _engine(args: argparse.Namespace, folder: Path) -> AsyncIterator[Infer
     from uniagent.engine.accelerator import Accelerator
     from uniagent.engine.rollout.driver import StepDriver
 
-    settings = config.Engine(args.engine, context=args.context or config.Engine().context)
+    settings = config.Engine(args.engine, context=args.context or config.Engine().context, options=_options(args))
+    factory = load("engines", args.engine)
+    if not getattr(factory, "steps", True):
+        async with factory(settings, folder) as engine:
+            yield engine
+        return
 
     def build() -> object:
         model = model_files.load(folder, dtype="auto", device=model_files.pick_device("auto"))
-        return load("engines", args.engine)(settings, model, shared=True)
+        return factory(settings, model, shared=getattr(factory, "shares_module", True))
 
     async with Accelerator.start() as accelerator:
         core = await accelerator.run(build, kind="engine")
         yield StepDriver(accelerator, core)  # type: ignore[arg-type]
+
+
+def _options(args: argparse.Namespace) -> dict[str, Json]:
+    """``--option KEY=VALUE``: a JSON value, or text where it is none."""
+    found: dict[str, Json] = {}
+    for setting in args.option:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"--option {setting}: write --option KEY=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
