@@ -7,6 +7,8 @@ a comparison of identities where the wire reader reused them. Pure JSON; knows n
 
 from __future__ import annotations
 
+import json
+import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,37 +22,51 @@ BASES = 4  # conversations beside each other (subagents) that are told apart
 
 
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the longest common prefix. Slices are compared, which is fast where the items are the same objects."""
-    low, high, tries = 0, min(len(a), len(b)), 0
-    while low < high:
-        probe = high if tries < 4 else (low + high + 1) // 2  # most differ in the last few items, if at all
-        tries += 1
-        if a[low:probe] == b[low:probe]:
-            low = probe
-        else:
-            high = probe - 1
-    return low
+    """Length of the longest common prefix. Costs next to nothing where the items are the same objects."""
+    end = min(len(a), len(b))
+    alike = list(map(operator.is_, a, b))
+    same = alike.index(False) if False in alike else end
+    while same < end and (alike[same] or _equal(a[same], b[same])):
+        same += 1
+    return same
 
 
-def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Json]:
-    """What makes ``now`` of ``base``, JSON-able (attrs values become objects)."""
+def _equal(a: Any, b: Any) -> bool:
+    """As JSON: 1, 1.0 and true are three values, which ``==`` does not tell apart."""
+    if a is b:
+        return True
+    return bool(a == b) and (not isinstance(a, dict | list | int | float) or json.dumps(a) == json.dumps(b))
+
+
+def changes(base: Mapping[str, Any], now: Mapping[str, Any], kept: Mapping[str, int] | None = None) -> dict[str, Json]:
+    """What makes ``now`` of ``base``, JSON-able (attrs values become objects). ``kept``: what their lists share, where
+    it is known."""
+    kept = shared(base, now) if kept is None else kept
     out: dict[str, Json] = {}
     drop = [key for key in base if key not in now]
     if drop:
         out["drop"] = drop
     for key, value in now.items():
-        old = base.get(key)
-        if isinstance(value, list | tuple) and isinstance(old, list | tuple):
-            kept = common(old, value)
-            if kept == len(old) == len(value):
+        same = kept.get(key)
+        if same is not None:
+            if same == len(base[key]) == len(value):
                 continue
-            if kept:
-                out.setdefault("extend", {})[key] = [kept, [_json(item) for item in value[kept:]]]
+            if same:
+                out.setdefault("extend", {})[key] = [same, [_json(item) for item in value[same:]]]
                 continue
-        elif key in base and (value is old or value == old) and type(value) is type(old):
+        elif key in base and _equal(base[key], value):
             continue
         out.setdefault("set", {})[key] = _json(value)
     return out
+
+
+def shared(base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, int]:
+    """By key of a list in both: how many items it begins with in both."""
+    return {
+        key: common(base[key], value)
+        for key, value in now.items()
+        if isinstance(value, list | tuple) and isinstance(base.get(key), list | tuple)
+    }
 
 
 def apply(base: Mapping[str, Json], change: Mapping[str, Json]) -> dict[str, Json]:
@@ -113,29 +129,24 @@ class Requests:
 
     def record(self, turn: int, request: Mapping[str, Any]) -> dict[str, Json]:
         """``{"base": turn or None, "drop", "set", "extend"}`` of the request that this turn answers."""
-        best, kept = None, 0
+        best: tuple[int, Mapping[str, Any]] | None = None
+        kept: dict[str, int] = {}
         for earlier in reversed(self._last):
-            same = sum(_shared(earlier[1].get(key), value) for key, value in request.items())
-            if best is None or same > kept:
+            same = shared(earlier[1], request)
+            if best is None or sum(same.values()) > sum(kept.values()):
                 best, kept = earlier, same
         if best is None:
             self._last.append((turn, request))
             return {"base": None, **changes({}, request)}
-        if 2 * kept >= sum(len(v) for v in best[1].values() if isinstance(v, list | tuple)):
+        if 2 * sum(kept.values()) >= sum(len(v) for v in best[1].values() if isinstance(v, list | tuple)):
             self._last.remove(best)  # the same conversation goes on
         self._last.append((turn, request))
-        return {"base": best[0], **changes(best[1], request)}
+        return {"base": best[0], **changes(best[1], request, kept)}
 
 
 def _flat(value: Any) -> dict[str, Json]:
     """A small attrs value as an object, without the cost of a deep copy."""
     return {f.name: getattr(value, f.name) for f in attrs.fields(type(value))}
-
-
-def _shared(old: Any, new: Any) -> int:
-    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-        return common(old, new)
-    return 0
 
 
 def replay(records: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
