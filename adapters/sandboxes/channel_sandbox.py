@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import trio
 
-from uniagent.adapters.sandboxes.channels import ChannelShell, Keeper, Opener, run_program
+from uniagent.adapters.sandboxes.channels import Channel, ChannelShell, Keeper, Opener, run_program
 from uniagent.adapters.sandboxes.hostfiles import LARGEST
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Completed, ModelEndpoint
@@ -51,6 +51,10 @@ class ChannelSandbox:
         """Close its channels; what runs inside is the provider's to end."""
         await self._shell.close()
         await self.keeper.close()
+
+    async def open(self, argv: Sequence[str]) -> Channel:
+        """A program with its standard streams, in the working directory, until it is closed."""
+        return await self.opener.open(["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", str(self.workdir), *argv])
 
     async def shell(self) -> ChannelShell:
         return self._shell

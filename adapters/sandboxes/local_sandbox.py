@@ -20,6 +20,7 @@ from attrs import frozen
 from uniagent.adapters.sandboxes import bwrap, hostfiles
 from uniagent.adapters.sandboxes.cgroups import Group, Hierarchy
 from uniagent.adapters.sandboxes.config import LocalConfig
+from uniagent.adapters.sandboxes.fifo_channel import FifoChannel
 from uniagent.adapters.sandboxes.init import Init
 from uniagent.adapters.sandboxes.loopback import inside
 from uniagent.adapters.sandboxes.node_dir import MARK
@@ -32,6 +33,11 @@ from uniagent.engine.ports import Completed, ModelEndpoint
 
 # descriptors 11, 12, 13: stdout, stderr, status; 10 is stdin
 EXEC = "( cd -- {cwd} && exec {argv} ) <&10 >&11 2>&12 10<&- 11>&- 12>&- 13>&-; printf '%d\\n' $? >&13"
+# 11, 12, 13, 14: stdin, stdout, stderr, status
+STREAM = (
+    "( cd -- {cwd} && exec {argv} ) <&11 >&12 2>&13 10<&- 11<&- 12>&- 13>&- 14>&-; R=$?; exec 11<&- 12>&- 13>&-; "
+    "printf '%d\n' $R >&14"
+)
 TREE_BATCH = 64  # files read before other tasks get a turn
 
 
@@ -150,6 +156,12 @@ class LocalSandbox:
                 started.close()
         (output, dropped), (errors, dropped_errors) = out.finish(), err.finish()
         return Completed(code, output, errors, dropped + dropped_errors, trio.current_time() - began)
+
+    async def open(self, argv: Sequence[str]) -> FifoChannel:
+        """A program with its standard streams, until it is closed (``channels.Opener``). Raises InfraError."""
+        place = shlex.quote(str(self.workdir))
+        started = await self.init.spawn(STREAM.format(cwd=place, argv=shlex.join(argv)), ("in", "out", "err", "status"))
+        return FifoChannel(self.init, started)
 
     @asynccontextmanager
     async def reach(self, model: ModelEndpoint) -> AsyncIterator[ModelEndpoint]:

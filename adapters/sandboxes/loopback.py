@@ -49,8 +49,8 @@ async def inside(model: ModelEndpoint, pid: int) -> AsyncIterator[ModelEndpoint]
     for an endpoint that this process does not serve, InfraError where the namespace cannot be joined."""
     if model.serve is None:
         raise UserError(
-            f"{model.base_url!r} cannot be reached from a sandbox without a network, because another process serves it: "
-            "set network = 'host' in the sandbox section"
+            f"{model.base_url!r} cannot be reached from a sandbox without a network, because another process serves "
+            "it: set network = 'host' in the sandbox section"
         )
     listener = await listen_inside(pid)
     async with trio.open_nursery() as nursery:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 from uniagent.adapters.tools.schema import problems
 from uniagent.engine.errors import UserError, nearest
@@ -28,23 +28,41 @@ class ToolSettings(Protocol):
     def options(self) -> Mapping[str, Json]: ...
 
 
-class SandboxToolbox:
-    """``engine.ports.Toolbox``; an async context manager. A tool with ``__aenter__`` is entered and left with it."""
+class ToolServer(Protocol):
+    """Where tools come from that are known only once it runs."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    async def __aenter__(self) -> Sequence[Tool]: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+
+class SandboxToolbox:
+    """``engine.ports.Toolbox``; an async context manager. A part with ``__aenter__`` is entered and left with it; one
+    without a schema is a server, whose ``__aenter__`` gives its tools."""
+
+    def __init__(self, parts: Sequence[Tool | ToolServer]) -> None:
         """Raises UserError when two tools show the model the same name."""
+        self.parts = parts
         self.tools: dict[str, Tool] = {}
-        for tool in tools:
-            if tool.schema.name in self.tools:
-                raise UserError(f"agent.tools: two tools are shown as {tool.schema.name!r}; set `as` on one of them")
-            self.tools[tool.schema.name] = tool
         self._stack = AsyncExitStack()
+        for part in parts:
+            if hasattr(part, "schema"):
+                self._add(cast(Tool, part))
+
+    def _add(self, tool: Tool) -> None:
+        name = tool.schema.name
+        if name in self.tools:
+            raise UserError(f"agent.tools: two tools are shown as {name!r}; set `as` on one of them")
+        self.tools[name] = tool
 
     async def __aenter__(self) -> SandboxToolbox:
         async with AsyncExitStack() as opening:
-            for tool in self.tools.values():
-                if hasattr(tool, "__aenter__"):
-                    await opening.enter_async_context(tool)  # type: ignore[arg-type]
+            for part in self.parts:
+                if hasattr(part, "__aenter__"):
+                    given = await opening.enter_async_context(cast(ToolServer, part))
+                    for tool in () if hasattr(part, "schema") else given:
+                        self._add(tool)
             self._stack = opening.pop_all()
         return self
 
