@@ -29,6 +29,7 @@ import torch
 
 from uniagent.adapters.engines import fit
 from uniagent.adapters.engines.categorical import draw
+from uniagent.adapters.engines.requests import check
 from uniagent.adapters.engines.sampling import uniforms
 from uniagent.adapters.engines.slot_attention import SlotKv
 from uniagent.adapters.engines.slots import Rows, Slots
@@ -82,7 +83,7 @@ class SlotEngine:
     # ------------------------------------------------------------ requests
 
     def add(self, request: StepRequest) -> None:
-        self._check(request)
+        check(request, context=self._table.context, vocabulary=self._vocabulary)
         self._waiting[request.id] = request
 
     def abort(self, id: int) -> Generation | None:
@@ -103,24 +104,6 @@ class SlotEngine:
 
     def resident(self, prompt: Ids) -> int:
         return self._table.resident(prompt)
-
-    def _check(self, request: StepRequest) -> None:
-        prompt, sampling = request.prompt, request.sampling
-        if not 0 < len(prompt) < self._table.context:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens cannot be served: 1 to {self._table.context - 1} fit into "
-                f"engine.context = {self._table.context} with a token to sample"
-            )
-        for id in (int(prompt.min()), int(prompt.max()), *sampling.stop_ids):
-            if not 0 <= id < self._vocabulary:
-                raise ValueError(f"token id {id} is not in the vocabulary of {self._vocabulary}")
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens is {sampling.max_tokens}; at least 1")
-        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
-            raise ValueError(
-                f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: temperature and "
-                "top_k must be 0 or more, top_p in (0, 1]"
-            )
 
     # ------------------------------------------------------------ weights
 

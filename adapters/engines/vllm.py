@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
+from uniagent.adapters.engines.requests import check
 from uniagent.adapters.engines.sampling import draw_key
 from uniagent.adapters.engines.spans import version_spans
 from uniagent.engine import config
@@ -126,7 +127,7 @@ class VllmEngine:
     # ------------------------------------------------------------ requests
 
     def add(self, request: StepRequest) -> None:
-        self._check(request)
+        check(request, context=self._context, vocabulary=self._vocabulary)
         sampling = request.sampling
         cut = sampling.top_p < 1 or sampling.top_k > 0
         key = draw_key(sampling.seed, request.session, sampling.turn)
@@ -167,24 +168,6 @@ class VllmEngine:
 
     def resident(self, prompt: Ids) -> int:
         return self._cache.resident(prompt, self._version)
-
-    def _check(self, request: StepRequest) -> None:
-        prompt, sampling = request.prompt, request.sampling
-        if not 0 < len(prompt) < self._context:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens cannot be served: 1 to {self._context - 1} fit into "
-                f"engine.context = {self._context} with a token to sample"
-            )
-        for id in (int(prompt.min()), int(prompt.max()), *sampling.stop_ids):
-            if not 0 <= id < self._vocabulary:
-                raise ValueError(f"token id {id} is not in the vocabulary of {self._vocabulary}")
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens is {sampling.max_tokens}; at least 1")
-        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
-            raise ValueError(
-                f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: temperature and "
-                "top_k must be 0 or more, top_p in (0, 1]"
-            )
 
     # ------------------------------------------------------------ weights
 

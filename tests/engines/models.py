@@ -6,8 +6,13 @@ import copy
 import functools
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from tests.engines.contract import Logits
+from uniagent.adapters.engines.fit import cache_argument
+from uniagent.engine.ports import Ids, VersionSpan
 
 SIZE: dict[str, Any] = {
     "vocab_size": 150,
@@ -49,3 +54,21 @@ def reference(kind: str, version: int = 0) -> Any:
 def module(kind: str) -> Any:
     """A module of one's own at version 0, with gradients."""
     return copy.deepcopy(reference(kind)).requires_grad_(True)
+
+
+@torch.no_grad()
+def forward(kind: str, ids: Ids, version: int) -> Logits:
+    """[T, V] of a plain forward under a version's weights."""
+    row = torch.from_numpy(ids).long()[None]
+    return np.asarray(reference(kind, version)(input_ids=row, use_cache=False).logits[0].numpy())
+
+
+@torch.no_grad()
+def replayed(kind: str, ids: Ids, spans: tuple[VersionSpan, ...]) -> Logits:
+    """[T, V] of a forward in which each span's tokens are computed by its version over the K/V before."""
+    cache, parts = DynamicCache(), []
+    for span in spans:
+        piece = torch.from_numpy(ids[span.start : span.end]).long()[None]
+        model = reference(kind, span.version)
+        parts.append(model(input_ids=piece, use_cache=True, **{cache_argument(model): cache}).logits[0])
+    return np.asarray(torch.cat(parts).numpy())

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 import torch
 import trio
 from attrs import frozen
-from transformers import DynamicCache
 
 from tests.engines.contract import Check, Logits, Opened, Subject, applicable
-from tests.engines.models import SIZE, module, reference
-from uniagent.adapters.engines.fit import cache_argument
+from tests.engines.models import SIZE, forward, module, reference, replayed
 from uniagent.adapters.engines.scripted import ScriptedEngine
 from uniagent.adapters.engines.transformers import build
 from uniagent.engine import config
@@ -61,19 +58,11 @@ class Embedded:
 
             yield Opened(engine, update, crash)
 
-    @torch.no_grad()
     def logits(self, ids: Ids, version: int) -> Logits:
-        row = torch.from_numpy(ids).long()[None]
-        return np.asarray(reference(self.kind, version)(input_ids=row, use_cache=False).logits[0].numpy())
+        return forward(self.kind, ids, version)
 
-    @torch.no_grad()
     def replay(self, ids: Ids, spans: tuple[VersionSpan, ...]) -> Logits:
-        cache, parts = DynamicCache(), []
-        for span in spans:
-            piece = torch.from_numpy(ids[span.start : span.end]).long()[None]
-            model = reference(self.kind, span.version)
-            parts.append(model(input_ids=piece, use_cache=True, **{cache_argument(model): cache}).logits[0])
-        return np.asarray(torch.cat(parts).numpy())
+        return replayed(self.kind, ids, spans)
 
 
 @frozen

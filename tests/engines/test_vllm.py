@@ -9,15 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attrs import frozen
-from transformers import DynamicCache
 
 from tests.engines.contract import Check, Logits, Opened, applicable
-from tests.engines.models import SIZE, module, reference
-from uniagent.adapters.engines.fit import cache_argument
+from tests.engines.models import SIZE, forward, module, reference, replayed
 from uniagent.engine import config
 from uniagent.engine.accelerator import Accelerator
 from uniagent.engine.ports import Ids, KvPolicy, VersionSpan
@@ -68,19 +65,11 @@ class InProcess:
                 if not accelerator.ended:
                     await accelerator.run(lambda: close(inner), kind="engine")
 
-    @torch.no_grad()
     def logits(self, ids: Ids, version: int) -> Logits:
-        row = torch.from_numpy(ids).long()[None]
-        return np.asarray(reference(self.kind, version)(input_ids=row, use_cache=False).logits[0].numpy())
+        return forward(self.kind, ids, version)
 
-    @torch.no_grad()
     def replay(self, ids: Ids, spans: tuple[VersionSpan, ...]) -> Logits:
-        cache, parts = DynamicCache(), []
-        for span in spans:
-            piece = torch.from_numpy(ids[span.start : span.end]).long()[None]
-            model = reference(self.kind, span.version)
-            parts.append(model(input_ids=piece, use_cache=True, **{cache_argument(model): cache}).logits[0])
-        return np.asarray(torch.cat(parts).numpy())
+        return replayed(self.kind, ids, spans)
 
 
 def close(inner: Any) -> None:
