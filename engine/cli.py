@@ -25,6 +25,7 @@ COMMANDS = {  # name -> (function taking the remaining arguments and giving the 
     "serve": ("uniagent.engine.gateway.serve_cli:main", "run the gateway alone, to debug a harness"),
     "template": ("uniagent.engine.gateway.template_cli:main", "say how a model's chat template will be handled"),
     "harness": ("uniagent.adapters.agents.harness_cli:main", "external harnesses: list, install, check"),
+    "engine": ("uniagent.adapters.engines.cli:main", "which inference engines work here"),
     "sandbox": ("uniagent.adapters.sandboxes.cli:main", "which sandbox backends work here"),
     "data": ("uniagent.tasks.data_cli:main", "check a data set"),
     "tasks": ("uniagent.tasks.check_cli:main", "check the quality of tasks"),
