@@ -19,6 +19,7 @@ from attrs import define, field
 from uniagent.adapters.engines import completions
 from uniagent.adapters.engines.completions import Interrupted, Piece
 from uniagent.adapters.engines.prefixes import Chain, Prefixes
+from uniagent.adapters.engines.requests import check
 from uniagent.adapters.engines.sampling import draw_key
 from uniagent.adapters.engines.spans import version_spans
 from uniagent.engine.ports import (
@@ -30,6 +31,7 @@ from uniagent.engine.ports import (
     OnTokens,
     Sampling,
     SessionId,
+    StepRequest,
     Weights,
 )
 from uniagent.engine.rollout.router import ReplicaLost
@@ -115,7 +117,8 @@ class ServerEngine:
         on_abort: Callable[[Generation], None] | None = None,
     ) -> Generation:
         """See ``InferenceEngine``. ReplicaLost when the server stays away; UserError for a wrong model or API key."""
-        self._check(prompt, sampling)
+        request = StepRequest(0, prompt, sampling, session)  # an id that the model has not takes vLLM's engine down
+        check(request, context=self._context, vocabulary=self._vocabulary)
         most = min(sampling.max_tokens, self._context - len(prompt))
         key = draw_key(sampling.seed, session, sampling.turn)
         live = _Live(prompt, sampling, key, most, on_tokens)
@@ -146,15 +149,6 @@ class ServerEngine:
 
     def resident(self, prompt: Ids) -> int:
         return self._prefixes.resident(prompt)
-
-    def _check(self, prompt: Ids, sampling: Sampling) -> None:
-        if not 0 < len(prompt) < self._context:
-            raise ValueError(f"a prompt of {len(prompt)} tokens cannot be served: 1 to {self._context - 1} are allowed")
-        for id in (int(prompt.min()), int(prompt.max()), *sampling.stop_ids):
-            if not 0 <= id < self._vocabulary:  # such an id takes vLLM's whole engine down
-                raise ValueError(f"token id {id} is not in the vocabulary of {self._vocabulary}")
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens is {sampling.max_tokens}; at least 1")
 
     async def _run(self, live: _Live) -> Finish:
         believed = self._prefixes.believed(live.prompt)
