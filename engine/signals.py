@@ -62,7 +62,7 @@ async def watch(stop: Stop, *, task_status: trio.TaskStatus[None] = trio.TASK_ST
                 os._exit(128 + number)
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             print(
-                f"{name}: running sessions have {stop.drain_s:g} s to end, then the run is saved; again to exit at once",
+                f"{name}: running sessions have {stop.drain_s:g} s to end, then the run is saved; again: exit at once",
                 file=sys.stderr,
                 flush=True,
             )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import subprocess
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import trio
@@ -31,12 +29,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[Any]:
+def _one_torch_thread() -> None:
     import sys
 
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    yield
 
 
 @functools.cache

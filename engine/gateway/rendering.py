@@ -40,8 +40,8 @@ def pieces(
     tools: Sequence[Mapping[str, Json]],
     own: int = 0,
 ) -> list[Piece]:
-    """The pieces of a rendered conversation. The first ``own`` messages are ours, and the tools with them: a stub, whose
-    own text is left out. Raises RenderError."""
+    """The pieces of a rendered conversation. The first ``own`` messages are ours, and the tools with them: a stub,
+    whose own text is left out. Raises RenderError."""
 
     def render(said: Callable[[str], str], listed: Callable[[str], str]) -> list[tuple[str | None, str]]:
         changed = [*chat[:own], *(_changed(m, said, keep) for m in chat[own:])]
