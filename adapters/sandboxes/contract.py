@@ -305,6 +305,23 @@ async def exec_and_shell_share_files_and_processes(sandbox: Sandbox) -> None:
     assert (done.code, done.output) == (0, b"shared\ntmp\n")
 
 
+@check
+async def a_program_with_its_streams(sandbox: Sandbox) -> None:
+    """Backends that offer ``open`` (servers inside need it)."""
+    if not hasattr(sandbox, "open"):
+        return
+    channel = await sandbox.open(["sh", "-c", "read x; echo got $x; pwd; read y; echo $y >&2; exit 7"])
+    await channel.write(b"one\n")
+    output = b""
+    while output.count(b"\n") < 2:
+        output += await channel.read()
+    assert output.decode() == f"got one\n{sandbox.workdir}\n"
+    await channel.write(b"two\n")
+    assert await channel.read(errors=True) == b"two\n"
+    assert await channel.code() == 7
+    await channel.close()
+
+
 # ---------------------------------------------------------------- files
 
 
