@@ -193,12 +193,13 @@ async def crowd(codec: Codec, answer: Ids, sessions: int, seconds: float, turns:
     """Requests a second, lag and memory with so many live sessions on as many connections."""
     engine = InstantEngine(answer)
     gateway = Gateway(SessionParts(codec, engine, in_thread), max_sessions=sessions + 1)
-    collector.quiet_only()  # as the commands that serve do
     settings = config.Gateway(max_sessions=sessions + 1)
     server = server_of(gateway, settings)
     lag = Lag(1 << 16)
     async with trio.open_nursery() as nursery:
         await nursery.start(functools.partial(listen, gateway, settings, server=server))
+        nursery.start_soon(collector.at_quiet_moments, lambda: True)
+        await trio.sleep(0.1)
         before = memory()
         paths = []
         for i in range(sessions):

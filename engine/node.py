@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from attrs import define
 
-from uniagent.engine import model_files
+from uniagent.engine import collector, model_files
 from uniagent.engine.accelerator import Accelerator
 from uniagent.engine.canary import Canary, Score, forward_logprobs
 from uniagent.engine.config import RunConfig
@@ -137,6 +137,7 @@ async def open_node(
             model_name=folder.name,
         )
         gateway.origin = await nursery.start(listen, gateway, config.gateway)
+        nursery.start_soon(collector.at_quiet_moments, lambda: any(session.running for session in gateway))
         providers = NodeProviders(nursery, config.sandbox.options)
         node = Node(
             config=config,

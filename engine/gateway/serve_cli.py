@@ -73,8 +73,7 @@ async def _serve(args: argparse.Namespace) -> None:
             why = problem.strerror or problem
             raise UserError(f"cannot listen on {args.host}:{args.port}: {why}; choose another --port") from problem
         nursery.start_soon(functools.partial(watch, lag))
-        collector.quiet_only()
-        nursery.start_soon(collector.watch, lambda: any(session.running for session in gateway))
+        nursery.start_soon(collector.at_quiet_moments, lambda: any(session.running for session in gateway))
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             print(json.dumps({"base_url": origin, "admin_token": token, "pid": os.getpid()}), flush=True)
             await anext(aiter(signals))

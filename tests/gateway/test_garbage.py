@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 import trio
 from gateway_kit import call_text, gateway_of
 
@@ -35,26 +34,21 @@ async def test_a_finished_session_is_freed_without_the_collector():
         gc.enable()
 
 
-@pytest.fixture
-def _restored():
-    before = gc.get_threshold()
-    yield
-    gc.set_threshold(*before)
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_restored")
 async def test_full_collections_wait_until_nothing_runs(autojump_clock, monkeypatch):
-    collector.quiet_only()
-    assert gc.get_threshold()[2] == collector.NEVER
     made: list[float] = []
+    thresholds = gc.get_threshold()
     monkeypatch.setattr(gc, "collect", lambda: made.append(trio.current_time()))
-    busy_until = trio.current_time() + 300
     start = trio.current_time()
+    busy_until = start + 300
     with trio.move_on_after(400):
-        await collector.watch(lambda: trio.current_time() < busy_until)
-    assert [round((t - start) / 10) * 10 for t in made] == [300, 360]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collector.at_quiet_moments, lambda: trio.current_time() < busy_until)
+            await trio.sleep(1)
+            assert gc.get_threshold()[2] == collector.NEVER
+    assert [round((t - start) / 10) * 10 for t in made] == [0, 300, 360]
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0
     made.clear()
     with trio.move_on_after(2 * collector.LATEST_S + 10):
-        await collector.watch(lambda: True)
-    assert len(made) == 2
+        await collector.at_quiet_moments(lambda: True)
+    assert len(made) == 3
