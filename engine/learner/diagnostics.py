@@ -19,11 +19,13 @@ TURNS = (1, 2, 3, 4, 8, 16, 32)  # upper bounds (exclusive) of the buckets of tu
 
 @frozen(eq=False)
 class Tokens:
-    """All [N]: log-probabilities of the trained tokens as the optimizer saw them (``current``), under the ratio's base
-    (``old``) and of the policy that sampled them (``behaviour``); the correction; entropy; age in versions; turn."""
+    """All [N]: log-probabilities of the trained tokens as the optimizer saw them (``current``), under the policy at the
+    batch's start, under the ratio's base, and of the policy that sampled them (``behaviour``); the correction; entropy;
+    age in versions; turn."""
 
     current: Tensor
-    old: Tensor
+    start: Tensor
+    base: Tensor
     behaviour: Tensor
     correction: Tensor
     entropy: Tensor
@@ -40,10 +42,10 @@ def diagnostics(x: Tokens, *, clip_low: float, clip_high: float, cap: float) -> 
     - ``clip_share``: tokens whose ratio to the base is outside the clip; ``correction_capped``, ``correction_masked``
     - ``age_mean``, ``age_max`` in policy versions; ``entropy`` in nats
     """
-    gap = x.old - x.behaviour
+    gap = x.start - x.behaviour
     ratio = gap.exp()
-    mismatch = kl(x.behaviour, x.old, "k3")
-    moved = (x.current - x.old).exp()
+    mismatch = kl(x.behaviour, x.start, "k3")
+    moved = (x.current - x.base).exp()
     age = x.age.double()
     out = {
         "ratio_mean": ratio.mean(),

@@ -117,7 +117,8 @@ class Objective:
         )
         tokens = Tokens(
             current=current,
-            old=old if self.config.proximal == "policy" else current,
+            start=old if self.config.proximal == "policy" else current,
+            base=old if self.config.proximal == "policy" else self.behaviour,
             behaviour=self.behaviour,
             correction=corrections,
             entropy=entropy,

@@ -235,3 +235,17 @@ def test_weights_are_kept_in_fp32(kit: Any) -> None:
     model = kit.model().bfloat16()
     Trainer(model, Learner(lr=1e-4), seed=0, steps=1).step(build(kit.groups(), "mean"))
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("proximal", ["policy", "behaviour"])
+def test_the_share_of_clipped_tokens_is_that_of_the_ratio_in_use(kit: Any, proximal: str) -> None:
+    """One step on tokens of another policy: clipped only where the ratio is to that policy; capped where it is not."""
+    model = kit.model()
+    batch = build(kit.groups(score=kit.scorer(model)), "mean")
+    moved = np.where(batch.session == 0, batch.logprobs - 1.0, batch.logprobs).astype(np.float32)  # ratio e
+    config = Learner(proximal=proximal, correction="tis", correction_high=2.0)
+    metrics = Trainer(model, config, seed=0, steps=1).step(evolve(batch, logprobs=moved))
+    share = pytest.approx(float((batch.session == 0).mean()))
+    assert metrics["ratio_max"] == pytest.approx(np.e, rel=1e-4)
+    assert metrics["clip_share"] == (share if proximal == "behaviour" else 0)
+    assert metrics["correction_capped"] == (share if proximal == "policy" else 0)
