@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -82,11 +81,3 @@ def test_a_vllm_that_does_not_import_says_why(site: Path, capsys: pytest.Capture
 def test_an_import_that_ends_the_process_is_told(site: Path) -> None:
     package(site, "torchaudio", "import os\nos._exit(3)")
     assert "status 3" in str(cli.probe("torchaudio")["torchaudio"])
-
-
-@pytest.mark.vllm
-def test_the_real_vllm_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
-    report, _ = examined(capsys, 0)
-    assert engine(report, "vllm")["works"]
-    assert engine(report, "vllm")["versions"]
