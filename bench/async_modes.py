@@ -14,9 +14,11 @@ runs of the same workload. All have one staleness bound, batch, engine, router a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ WORKLOADS = {
 
 
 def scenario(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: Costs) -> Scenario:
-    share, steps, groups = (8, 24, 4) if quick else (16, 200, 8)
+    share, steps, groups = (8, 16, 4) if quick else (16, 200, 8)
     return Scenario(
         mode=mode,
         accelerators=share,
@@ -92,16 +94,21 @@ def best_split(given: Scenario, *, quick: bool) -> Scenario:
 
 
 def measure(workload: Workload, *, quick: bool, seed: int, costs: Costs) -> tuple[list[Report], dict[str, int]]:
-    reports, splits = [], {}
-    for mode in Mode:
-        given = scenario(workload, mode, quick=quick, seed=seed, costs=costs)
-        if mode.pools:
-            given = best_split(given, quick=quick)
-            splits[mode.value] = given.train_accelerators
-        reports.append(simulate(given))
-        if reports[-1].problems:
-            raise AssertionError(f"{mode}: {reports[-1].problems}")
-    return reports, splits
+    one = functools.partial(run_mode, workload, quick=quick, seed=seed, costs=costs)
+    with ProcessPoolExecutor(2) as pool:
+        done = list(pool.map(one, Mode))
+    return [r for r, _ in done], {r.mode: split for r, split in done if split is not None}
+
+
+def run_mode(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: Costs) -> tuple[Report, int | None]:
+    """The mode's run, and its split where it has one."""
+    given = scenario(workload, mode, quick=quick, seed=seed, costs=costs)
+    if mode.pools:
+        given = best_split(given, quick=quick)
+    result = simulate(given)
+    if result.problems:
+        raise AssertionError(f"{mode}: {result.problems}")
+    return result, given.train_accelerators if mode.pools else None
 
 
 def figures(reports: list[Report], splits: dict[str, int]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class SimulatedEngine:
     _live: dict[_Request, None] = field(factory=dict)  # started, in order
     _idle: OrderedDict[tuple[str, str], int] = field(factory=OrderedDict)  # resident, of nobody running
     _idle_tokens: int = 0
+    _load: Capacity | None = None  # as asked for since the last change
     _groups: dict[str, int] = field(factory=dict)  # group -> running requests over its common tokens
     _order: itertools.count[int] = field(factory=itertools.count)
 
@@ -145,13 +146,15 @@ class SimulatedEngine:
             self.resume()
 
     def capacity(self) -> Capacity:
-        return Capacity(
-            kv_total=self.costs.kv_tokens,
-            kv_free=self._free + self._idle_tokens,
-            running=len(self._live),
-            waiting=len(self._waiting),
-            context=self.context,
-        )
+        if self._load is None:
+            self._load = Capacity(
+                kv_total=self.costs.kv_tokens,
+                kv_free=self._free + self._idle_tokens,
+                running=len(self._live),
+                waiting=len(self._waiting),
+                context=self.context,
+            )
+        return self._load
 
     def resident(self, prompt: Ids) -> int:
         asked: Any = prompt
@@ -222,6 +225,7 @@ class SimulatedEngine:
         self._decode.clear()
         self._groups.clear()
         self._batch, self._kv = 0, 0.0
+        self._load = None
         self.timers.arm(self, math.inf, self._ring)
 
     def requests(self) -> int:
@@ -259,7 +263,8 @@ class SimulatedEngine:
             self._start_decoding(head)
 
     def _plan(self) -> None:
-        """End what is done, start what fits, and set the alarm for the next event."""
+        """End what is done, start what fits, and set the alarm for the next event. The last step of every change."""
+        self._load = None
         while self._decode and self._decode[0][0] <= self._served + _NEARLY:
             _, _, request = heapq.heappop(self._decode)
             if request.decoding and request.begun + request.tokens <= self._served + _NEARLY:

@@ -137,7 +137,8 @@ async def test_a_lost_replica_fails_its_requests_and_all_later_ones(autojump_clo
 @given(seed=st.integers(0, 10**6))
 def test_every_request_ends_once_and_kv_adds_up_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
-    came, aborted = [], []
+    came: list[Generation] = []
+    aborted: list[Generation] = []
 
     async def session(engine: SimulatedEngine, name: str) -> None:
         length = rng.randrange(1, 200)
@@ -175,6 +176,6 @@ def test_every_request_ends_once_and_kv_adds_up_whatever_happens(seed: int) -> N
         assert engine.balanced()
         assert engine.tokens == sum(len(a.token_ids) for a in came + aborted)
         for answer in came:
-            assert sum(s.end - s.start for s in answer.versions) == len(answer.token_ids)
+            assert sum(span.end - span.start for span in answer.versions) == len(answer.token_ids)
 
     trio.run(main, clock=Clock(autojump_threshold=0))
