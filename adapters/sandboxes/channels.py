@@ -117,6 +117,13 @@ SETUP = (
     "exec 63>&1 2>/dev/null; PS1= PS2=; unset HISTFILE MAILCHECK; set +o history; shopt -s execfail; "
     "shopt -u checkwinsize; printf 'ready %d\\n' $$ >&63\n"
 )
+# as in ``shell``, with the id of the last background process behind the status
+COMMAND = (
+    "{{ \\builtin printf '%s begin\\n' {nonce} >&63; \\. /dev/fd/9 63>&-; }} 9<<'{nonce}' </dev/null 2>&1\n"
+    "{body}\n{nonce}\n"
+    "\\builtin printf '%s %d %s\\n' {nonce} $? \"${{!-}}\" >&63\n"
+)
+BEGIN_S = 10.0
 POLITE_ROUNDS, ROUNDS, ROUND_S = 3, 20, 0.25
 DRAIN_S = 0.1  # for the last output of a shell that ended
 
@@ -132,6 +139,7 @@ class ChannelShell:
         self.nonce = b""
         self.received = b""
         self.unknown = False  # the last command's caller was cancelled: it may still run
+        self.begun = False  # the shell has read the command: an interrupt before that would hit what it reads
         self.background = ""  # the shell's children that earlier commands left
         self.last_job = b""  # $! after the last command
 
@@ -176,10 +184,8 @@ class ChannelShell:
         nonce = secrets.token_hex(8)
         self.nonce = nonce.encode()
         body = command.replace("\0", "")
-        text = (
-            f"\\. /dev/fd/9 9<<'{nonce}' </dev/null 2>&1 63>&-\n{body}\n{nonce}\n"
-            f"\\builtin printf '%s %d %s\\n' {nonce} $? \"${{!-}}\" >&63\n"
-        )
+        self.begun = False
+        text = COMMAND.format(nonce=nonce, body=body)
         code: int | None = None
         with trio.move_on_after(timeout_s) as limit:
             await self.channel.write(text.encode(errors="surrogateescape"))
@@ -214,13 +220,19 @@ class ChannelShell:
             self.received = b""
         return code
 
-    async def _status(self, kept: Capped) -> int | None:
+    async def _status(self, kept: Capped, *, only_begin: bool = False) -> int | None:
         """The exit status of the command with the current nonce; None when the shell ended. Output before it is kept;
-        what comes after it (from the background) belongs to the next command."""
+        what comes after it (from the background) belongs to the next command. ``only_begin``: until it has begun."""
         assert self.channel is not None
         mark = self.nonce + b" "
         while True:
             before, found, after = self.received.partition(mark)
+            if found and after.startswith(b"begin\n"):
+                kept.add(before)
+                self.begun, self.received = True, after.removeprefix(b"begin\n")
+                if only_begin:
+                    return None
+                continue
             if found and b"\n" in after:
                 line, _, self.received = after.partition(b"\n")
                 code, _, job = line.partition(b" ")
@@ -239,6 +251,11 @@ class ChannelShell:
 
     async def _interrupt(self, kept: Capped) -> bool:
         """Stop the running command, first as Ctrl-C would; whether the shell is at its prompt again."""
+        with trio.move_on_after(0 if self.begun else BEGIN_S):
+            if not self.begun:
+                await self._status(kept, only_begin=True)
+        if not self.begun:
+            return False
         before = shlex.quote(self.background)
         whole = await self.keeper.ask(f'tree $(less "$(kids {self.pid})" {before})')
         for attempt in range(ROUNDS):

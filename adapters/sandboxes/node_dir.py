@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from uniagent.adapters.sandboxes.hostfiles import remove
-from uniagent.adapters.sandboxes.processes import marked, send
+from uniagent.adapters.sandboxes.processes import holding, marked, send
 
 MARK = "UNIAGENT_SANDBOX"  # environment variable of every process of a sandbox: its folder
 
@@ -66,7 +66,10 @@ def reap(root: Path) -> list[str]:
         except BlockingIOError:
             continue
         else:
-            send(marked(f"{MARK}={path}/".encode()), signal.SIGKILL)
+            # by its pipes: a sandbox whose confinement died while it started; by its mark: one without confinement. The
+            # lock is open in whoever else is reaping
+            pids = [*holding(f"{path}/", but=f"{path}/lock"), *marked(f"{MARK}={path}/".encode())]
+            send(pids, signal.SIGKILL)
             remove(str(path))
             reaped.append(label)
         finally:

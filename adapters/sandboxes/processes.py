@@ -75,3 +75,15 @@ def marked(prefix: bytes) -> list[int]:
                 if any(variable.startswith(prefix) for variable in _read(f"/proc/{entry}/environ").split(b"\0")):
                     found.append(int(entry))
     return found
+
+
+def holding(prefix: str, *, but: str) -> list[int]:
+    """Processes with a file open whose path starts with ``prefix``, the file ``but`` not counted."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                links = {os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")} - {but}
+                if any(link.startswith(prefix) for link in links):
+                    found.append(int(entry))
+    return found

@@ -22,7 +22,13 @@ from uniagent.engine.ports import Completed
 # descriptors 11, 12, 13: commands, output, status. The status pipe becomes 63, closed for every command.
 PROGRAM = "exec bash --norc --noprofile --noediting -i +m +H <&11 >&12 2>/dev/null 63>&13 10<&- 11<&- 12>&- 13>&-"
 SETUP = "PS1= PS2=; unset HISTFILE MAILCHECK; set +o history; shopt -s execfail; shopt -u checkwinsize\n"
-REPORT = "\\builtin printf '%s %d\\n' {} $? >&63\n"
+# The shell says "begin" when it has read all of the command and parsed nothing of it yet.
+COMMAND = (
+    "{{ \\builtin printf '%s begin\\n' {nonce} >&63; \\. /dev/fd/9 63>&-; }} 9<<'{nonce}' </dev/null 2>&1\n"
+    "{body}\n{nonce}\n"
+    "\\builtin printf '%s %d\\n' {nonce} $? >&63\n"
+)
+BEGIN_S = 10.0
 POLITE_ROUNDS, ROUNDS, ROUND_S = 3, 20, 0.1  # of interrupting; killing starts after the polite ones
 
 
@@ -35,7 +41,9 @@ class LocalShell:
         self.started: Started | None = None
         self.collector: Collector | None = None
         self.pid: int | None = None
-        self.nonce = ""
+        self.nonce = self.told = b""
+        self.begun = False  # the shell has read the command: an interrupt before that would hit what it reads
+        self.code: int | None = None
         self.unknown = False  # the last command's caller was cancelled: it may still run
         self.before: set[int] = set()
 
@@ -77,10 +85,11 @@ class LocalShell:
         assert self.started is not None
         began = trio.current_time()
         kept = Capped(self.output_bytes)
-        self.nonce = nonce = secrets.token_hex(8)
+        nonce = secrets.token_hex(8)
+        self.nonce, self.told, self.begun, self.code = nonce.encode(), b"", False, None
         self.before = self._alive()
         body = command.replace("\0", "")
-        text = f"\\. /dev/fd/9 9<<'{nonce}' </dev/null 2>&1 63>&-\n{body}\n{nonce}\n{REPORT.format(nonce)}"
+        text = COMMAND.format(nonce=nonce, body=body)
         code: int | None = None
         with trio.move_on_after(timeout_s) as limit:
             await write_all(self.started.fds[0], text.encode(errors="surrogateescape"))
@@ -97,18 +106,25 @@ class LocalShell:
 
     async def _status(self, kept: Capped) -> int | None:
         """The exit status of the command with the current nonce; None when the shell ended."""
+        while self.code is None:
+            if not await self._listen(kept):
+                return None
+        return self.code
+
+    async def _listen(self, kept: Capped) -> bool:
+        """Wait for the status pipe and take in what it says; False when the shell ended."""
         assert self.started is not None
         assert self.collector is not None
-        told = b""
-        while True:
-            piece = await self.collector.collect({self.started.fds[1]: kept})
-            if not piece:
-                return None
-            told = (told + piece)[-4096:]
-            for line in told.split(b"\n")[:-1]:
-                nonce, _, code = line.partition(b" ")
-                if nonce == self.nonce.encode() and code.isdigit():
-                    return int(code)
+        piece = await self.collector.collect({self.started.fds[1]: kept})
+        *lines, rest = (self.told + piece).split(b"\n")
+        self.told = rest[-4096:]
+        for line in lines:
+            nonce, _, word = line.partition(b" ")
+            if nonce == self.nonce and word == b"begin":
+                self.begun = True
+            elif nonce == self.nonce and word.isdigit():
+                self.code = int(word)
+        return bool(piece)
 
     # ------------------------------------------------------------ ending a command
 
@@ -122,7 +138,7 @@ class LocalShell:
 
     async def _interrupt(self, kept: Capped) -> bool:
         """Stop the running command, first as Ctrl-C would; whether the shell is at its prompt again."""
-        if self.pid is None:
+        if self.pid is None or not await self._reads(kept):
             return False
         seen: set[int] = set()  # a process whose parent ends before it would not be found again
         for attempt in range(ROUNDS):
@@ -140,6 +156,14 @@ class LocalShell:
                 kill_trees(seen)
                 return back
         return False
+
+    async def _reads(self, kept: Capped) -> bool:
+        """Whether the shell has begun with the command, or does so soon."""
+        with trio.move_on_after(BEGIN_S):
+            while not self.begun:
+                if not await self._listen(kept):
+                    return False
+        return self.begun
 
     async def _ended(self, kept: Capped) -> int:
         """The shell is gone (exit, exec, a signal): its last output and its exit status."""

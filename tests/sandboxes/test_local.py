@@ -185,9 +185,12 @@ async def test_closing_ends_every_process(isolation: str, tmp_path: Path) -> Non
 
 async def test_closed_when_its_user_is_cancelled(isolation: str) -> None:
     async with LocalProvider({"warm": 0, "isolation": isolation}) as provider:
-        with trio.move_on_after(0.2):
-            async with provider.open({}) as box:
-                await run(box, "sleep 1000", timeout_s=1000)
+        async with trio.open_nursery() as nursery, provider.open({}) as box:
+            nursery.start_soon(run, box, "touch begun; sleep 1000", 1000)
+            with trio.fail_after(30):
+                while not await box.files(box.workdir):
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
         with trio.fail_after(10):
             while provider.retired:
                 await trio.sleep(0.001)
@@ -269,6 +272,18 @@ def test_reaping_takes_dead_nodes_and_leaves_living_ones(tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir()] == [living.path.name]
     living.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_reaping_ends_what_holds_a_dead_nodes_pipes(tmp_path: Path) -> None:
+    """A sandbox may outlive its node when that was killed in the middle of starting it."""
+    dead = NodeFolder(tmp_path)
+    os.mkfifo(dead.path / "requests")
+    left = subprocess.Popen(["bash", "-c", f"exec 3<>{dead.path}/requests; read -u 3"])
+    while not any(os.readlink(f).endswith("requests") for f in Path(f"/proc/{left.pid}/fd").iterdir()):
+        time.sleep(0.001)
+    os.close(dead.lock)
+    assert reap(tmp_path) == [dead.path.name]
+    assert left.wait(10) == -9
 
 
 CRASHING = """
