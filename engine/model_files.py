@@ -23,7 +23,9 @@ def folder(path: str) -> Path:
         found = found / "hf"
     if not (found / "config.json").exists():
         what = "has no config.json" if found.is_dir() else "does not exist"
-        raise UserError(f"model.path: the folder {str(found)!r} {what}; give a Hugging Face model folder or builtin:NAME")
+        raise UserError(
+            f"model.path: the folder {str(found)!r} {what}; give a Hugging Face model folder or builtin:NAME"
+        )
     return found
 
 
