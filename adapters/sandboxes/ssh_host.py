@@ -1,6 +1,6 @@
 """One host over ssh: its connections, and programs there as channels.
 
-asyncssh lives on the portal's thread: the methods of ``Host`` run there, those of the opener and the channels on trio's.
+asyncssh lives on the portal's thread: the methods of ``Host`` run there, those of openers and channels on trio's.
 A connection that has no room for another session is left to those it serves, and a further one is made. The guard of a
 directory waits on the other side for its connection to end, then ends what carries the node's mark and removes it.
 """
