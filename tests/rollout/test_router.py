@@ -139,6 +139,17 @@ async def test_when_every_replica_is_lost_the_request_says_so(autojump_clock: Cl
         await router.generate(prompt(20), Sampling(3), session="s")
 
 
+async def test_a_replica_that_is_away_gets_no_request_but_every_update(autojump_clock: Clock) -> None:
+    replicas = [Fake(), Fake()]
+    router = Router(replicas, "round_robin")
+    router.away(0, True)
+    assert [o.index for o in router.offers(prompt(5), "x")] == [1]
+    await router.update([], 3, KvPolicy.RECOMPUTE)
+    assert [r.versions for r in replicas] == [[3], [3]]
+    router.away(0, False)
+    assert [o.index for o in router.offers(prompt(5), "x")] == [0, 1]
+
+
 async def test_an_update_reaches_every_living_replica(autojump_clock: Clock) -> None:
     replicas = [Fake(), Fake()]
     await Router(replicas).update([], 3, KvPolicy.RECOMPUTE)
