@@ -3,8 +3,8 @@
     python bench/sandboxes.py [--quick] [--out PATH] [--swe-rex PYTHON]
 
 ``--swe-rex`` names an interpreter that has swe-rex (``pip install swe-rex`` into an environment of its own); without
-one ``vs_swe_rex`` is null. The last line printed is JSON. Times: start_ms and start_p99_ms from opening a sandbox to the
-end of its first command; start_200_s the same for 200 opened together; exec_ms and exec_p99_ms one command in the
+one ``vs_swe_rex`` is null. The last line printed is JSON. Times: start_ms and start_p99_ms from opening a sandbox to
+the end of its first command; start_200_s the same for 200 opened together; exec_ms and exec_p99_ms one command in the
 persistent shell, program_ms one program beside it; up_50_s and down_50_s 50 MiB; teardown_200_s closing 200 until
 nothing of them is left; cpu_ms this process's CPU for a sandbox's life with two commands.
 """
