@@ -12,6 +12,7 @@ The chat template is ChatML in the manner of Qwen: calls as JSON in ``<tool_call
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -80,18 +81,19 @@ TEMPLATE = """\
 """
 
 
-def build() -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers knows it; 391 tokens, ids fixed by the order of the tables above."""
+def build(more: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers knows it; 391 tokens, ids fixed by the order of the tables above. ``more`` are further
+    pieces with the ids that follow: another tool's syntax."""
     from transformers import PreTrainedTokenizerFast
 
     pieces = (*SYNTAX, *SHELL, *ENGLISH, *ERRORS, *NAMES)
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     vocabulary = [*CONTROL, *sorted(as_bytes.alphabet()), *MARKS]
-    vocabulary += [as_bytes.pre_tokenize_str(piece)[0][0] for piece in (*pieces, *WORDS)]
+    vocabulary += [as_bytes.pre_tokenize_str(piece)[0][0] for piece in (*pieces, *WORDS, *more)]
     # ignore_merges: a pre-token that is in the vocabulary as a whole is one token; with no merges, others are bytes
     model = models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], ignore_merges=True)
     tokenizer = Tokenizer(model)
-    longest_first = "|".join(re.escape(piece) for piece in sorted(pieces, key=len, reverse=True))
+    longest_first = "|".join(re.escape(piece) for piece in sorted((*pieces, *more), key=len, reverse=True))
     whole_words = "|".join(WORDS)
     known = Regex(rf"{longest_first}|(?<!\w)(?:{whole_words})(?!\w)")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(known, "isolated"), as_bytes])
