@@ -76,7 +76,7 @@ def scenario(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: C
         seed=seed,
         groups_per_step=groups,
         group_size=8,
-        staleness_threshold=4.0,
+        staleness_threshold=2.0,
         max_staleness=8,
         costs=costs,
         workload=evolve(workload, samples=steps * groups),

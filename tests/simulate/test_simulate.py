@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from uniagent.engine import cli, config_file
 from uniagent.engine.errors import UserError
 from uniagent.engine.ports import KvPolicy
+from uniagent.engine.rollout.router import POLICIES
 from uniagent.engine.simulate import faults, report
 from uniagent.engine.simulate.costs import Costs
 from uniagent.engine.simulate.faults import Fault
@@ -189,3 +190,8 @@ def test_the_command_says_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> 
     assert "between 4 and 4" in capsys.readouterr().err
     assert cli.main(["simulate"]) == 2
     assert "CONFIG is missing" in capsys.readouterr().err
+
+
+def test_the_config_offers_every_mode_and_routing_policy() -> None:
+    assert set(config_file.FIELDS["simulate"]["router"].metadata["choices"]) == set(POLICIES)
+    assert set(config_file.FIELDS["simulate"]["mode"].metadata["choices"]) == {"", *Mode}
