@@ -82,8 +82,8 @@ TEMPLATE = """\
 
 
 def build(more: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers knows it; 391 tokens, ids fixed by the order of the tables above. ``more`` are further
-    pieces with the ids that follow: another tool's syntax."""
+    """The tokenizer as transformers knows it; 391 tokens, ids fixed by the order of the tables above. ``more`` are
+    further pieces with the ids that follow: another tool's syntax."""
     from transformers import PreTrainedTokenizerFast
 
     pieces = (*SYNTAX, *SHELL, *ENGLISH, *ERRORS, *NAMES)

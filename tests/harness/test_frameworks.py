@@ -1,4 +1,4 @@
-"""The agents of examples/frameworks, as they are, through the gateway: every one keeps its conversation in one chain."""
+"""The agents of examples/frameworks, as they are, through the gateway: each keeps its conversation in one chain."""
 
 from __future__ import annotations
 

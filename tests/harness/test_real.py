@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 from faults import cut, overloaded, strike
-from theatre import Settings, answered, batch, nothing_sleeps, play_of, programs, shell, sometimes, theatre
+from theatre import Settings, answered, batch, play_of, programs, shell, sometimes, theatre
 
 from uniagent.adapters.agents.check import EXPECTED, check, shell_call
 from uniagent.adapters.agents.rehearsal import call_text
 from uniagent.engine.messages import ModelCall
 from uniagent.engine.observe.metrics import of_agents
+from uniagent.engine.ports import Sandbox
 from uniagent.engine.registry import load
 
 pytestmark = [pytest.mark.harness, pytest.mark.usefixtures("confined")]
 NAMES = ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code")
 CHECKS = Path(__file__).parent / "checks"
+WAIT = "tail -f /dev/null"  # some refuse to sleep
 every_harness = pytest.mark.parametrize("name", NAMES)
 
 
@@ -80,10 +82,14 @@ async def test_a_harness_without_generations_left_ends_soon(name: str, root: Pat
 @every_harness
 async def test_a_harness_is_stopped_at_its_time_limit_with_all_it_started(name: str, root: Path) -> None:
     def play(call: ModelCall) -> str:
-        return call_text(*shell_call(call.tools, "sleep 1000")) if call.tools else "A title"
+        return call_text(*shell_call(call.tools, WAIT)) if call.tools else "A title"
+
+    async def none_waits(sandbox: Sandbox) -> None:
+        done = await sandbox.exec(["sh", "-c", "grep -lsaE '^tail.-f' /proc/[0-9]*/cmdline; true"], timeout_s=30)
+        assert done.output == b""
 
     async with theatre(play, root) as stage:
-        outcome = await stage.run(name, {"programs": programs(name)}, limit_s=12, look=nothing_sleeps)
+        outcome = await stage.run(name, {"programs": programs(name)}, limit_s=12, look=none_waits)
     assert outcome.result.info["stop"] == "timeout"
     assert not outcome.result.finished
     assert outcome.session.running == 0
