@@ -97,8 +97,11 @@ def _common(a: Ids, b: Ids) -> int:
     if a[0] != b[0]:
         return 0
     n = min(len(a), len(b))
-    different = a[:n] != b[:n]
-    return int(different.argmax()) if different.any() else n
+    for end in (min(n, 32), n):  # most differ early
+        different = a[:end] != b[:end]
+        if different.any():
+            return int(different.argmax())
+    return n
 
 
 def _split(node: _Node, at: int) -> _Node:

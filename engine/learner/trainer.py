@@ -70,7 +70,9 @@ class Trainer:
         self.ranks = ranks
         precision = _precision(config.precision, next(model.parameters()).device.type)
         self.policy = Policy(model, ranks, autocast=precision, recompute=config.recompute)
-        self.reference = None if reference is None else Policy(reference, ranks, autocast=precision)
+        self.reference = None
+        if reference is not None:
+            self.reference = Policy(reference.requires_grad_(False), ranks, autocast=precision)
         self.optimizer = adamw(self.policy, betas=config.betas, weight_decay=config.weight_decay)
         self.train_step = 0
         self.batches = 0

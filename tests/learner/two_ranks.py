@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 two_ranks.py OUT CASE
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "kl": {"loss": "grpo", "kl_coef": 0.1, "correction": "tis_sequence"},
     "context": {"loss": "dapo"},
     "experts": {"loss": "dapo"},
+    "recompute": {"loss": "dapo", "recompute": True},
+    **({"adapters": {"loss": "dapo", "lora_rank": 4, "kl_coef": 0.1}} if importlib.util.find_spec("peft") else {}),
 }
 
 
@@ -48,7 +51,7 @@ def train(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     model = kit.model(experts=4 if case == "experts" else 0)
     start = {name: tensor.clone() for name, tensor in named_weights(model)}
     score = kit.scorer(kit.older(model))
-    reference = kit.older(model) if config.kl_coef else None
+    reference = kit.older(model) if config.kl_coef and not config.lora_rank else None
     trainer = Trainer(model, config, seed=0, steps=STEPS, reference=reference, ranks=ranks)
     metrics = []
     for step in range(STEPS):
