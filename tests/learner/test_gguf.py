@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 from uniagent.engine import model_files
 from uniagent.engine.errors import UserError
 from uniagent.engine.learner.gguf import import_gguf, main
-
-gguf = pytest.importorskip("gguf")
 
 
 def write(path: Path, extra: str = "") -> Any:
@@ -53,7 +52,7 @@ def write(path: Path, extra: str = "") -> Any:
         weight = tensor.numpy()
         if "q_proj" in name or "k_proj" in name:  # the file format interleaves the halves of rotary pairs
             weight = weight.reshape(4, 2, 4, 32).swapaxes(1, 2).reshape(32, 32)
-        out.add_tensor(names.get_name(name, try_suffixes=(".weight",)) + extra, weight)
+        out.add_tensor(f"{names.get_name(name, try_suffixes=('.weight',))}{extra}", weight)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

@@ -17,7 +17,6 @@ from uniagent.engine.learner.checkpoints import save_hf
 from uniagent.engine.learner.trainer import Trainer
 from uniagent.engine.learner.weights import copy_weights, named_weights
 
-pytest.importorskip("peft")
 CONFIG = Learner(lora_rank=4, lr=1e-2, warmup_steps=0)
 
 

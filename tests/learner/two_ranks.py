@@ -6,7 +6,6 @@ torchrun --nproc-per-node 2 two_ranks.py OUT CASE
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "context": {"loss": "dapo"},
     "experts": {"loss": "dapo"},
     "recompute": {"loss": "dapo", "recompute": True},
-    **({"adapters": {"loss": "dapo", "lora_rank": 4, "kl_coef": 0.1}} if importlib.util.find_spec("peft") else {}),
+    "adapters": {"loss": "dapo", "lora_rank": 4, "kl_coef": 0.1},
 }
 
 
