@@ -28,7 +28,7 @@ from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import AgentResult, Completed, Json, Messages, ModelEndpoint, Sandbox
 from uniagent.engine.registry import load
 
-LEAVE_S = 5.0  # kept of the time limit for what comes after the program; of a short one, a quarter
+LEAVE_S = 10.0  # kept of the time limit for what comes after the program; of a short one, a quarter
 GRACE_S = 3.0  # for a program to end by itself once it may ask no more
 STEP_S = 30.0  # for each small command of ours
 INSTALL_S = 900.0

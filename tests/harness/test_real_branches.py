@@ -57,9 +57,11 @@ def delegating(name: str) -> Callable[[ModelCall], str]:
             return file if turn == 0 else f"I have finished {job} as you asked me to."
         if turn == 0:
             return "\n".join(call_text(*SPAWN[name](job)) for job in JOBS)
-        if turn == 1 and name == "codex":
-            results = "\n".join(m.text for m in call.messages if m.role == "tool")
-            agents = re.findall(r'"agent_id":\s*"([^"]+)"', results)
+        seen = "\n".join(m.text for m in call.messages)
+        if name == "codex" and not all(
+            f"finished {job}" in seen for job in JOBS
+        ):  # waiting ends with the first of them
+            agents = re.findall(r'"agent_id":\s*"([^"]+)"', seen)
             return call_text("wait_agent", {"targets": agents, "timeout_ms": 60000})
         return "All is done."
 
