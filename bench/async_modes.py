@@ -67,7 +67,7 @@ WORKLOADS = {
 
 
 def scenario(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: Costs) -> Scenario:
-    share, steps, groups = (8, 16, 4) if quick else (16, 200, 8)
+    share, steps, groups = (8, 24, 4) if quick else (16, 200, 8)
     return Scenario(
         mode=mode,
         accelerators=share,
