@@ -58,9 +58,7 @@ def delegating(name: str) -> Callable[[ModelCall], str]:
         if turn == 0:
             return "\n".join(call_text(*SPAWN[name](job)) for job in JOBS)
         seen = "\n".join(m.text for m in call.messages)
-        if name == "codex" and not all(
-            f"finished {job}" in seen for job in JOBS
-        ):  # waiting ends with the first of them
+        if name == "codex" and not all(f"finished {job}" in seen for job in JOBS):  # the first one ends a wait
             agents = re.findall(r'"agent_id":\s*"([^"]+)"', seen)
             return call_text("wait_agent", {"targets": agents, "timeout_ms": 60000})
         return "All is done."
