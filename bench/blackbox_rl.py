@@ -21,6 +21,7 @@ import json
 import math
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -237,4 +238,7 @@ def table(found: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as mistake:
+        sys.exit(f"bench/blackbox_rl.py: {mistake}")
