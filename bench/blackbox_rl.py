@@ -101,6 +101,8 @@ def measure(place: Path, programs: str, sizes: Sequence[int]) -> dict[str, Any]:
         from uniagent.engine import run
 
         summary = run.train(config, folder, progress)
+    if summary["interrupted"]:
+        raise UserError(f"interrupted after {summary['steps']} of {steps} steps")
     wall_s = time.monotonic() - started
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     found = {
