@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -76,7 +78,8 @@ def vllm_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     command += [str(part) for pair in arguments.items() for part in pair]
     log = folder.parent / f"server-{port}.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **ENVIRONMENT})
+        environment = {**os.environ, **ENVIRONMENT}
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -97,6 +100,8 @@ def vllm_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):  # a killed server leaves its engine and workers behind
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
