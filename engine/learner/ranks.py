@@ -49,14 +49,6 @@ class Ranks:
         if self.size > 1:
             dist.barrier()
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in order; they are pickled."""
-        if self.size == 1:
-            return [value]
-        out: list[Any] = [None] * self.size
-        dist.all_gather_object(out, value)
-        return out
-
 
 ALONE = Ranks()
 
