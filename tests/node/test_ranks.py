@@ -37,7 +37,10 @@ def torchrun(environment: dict[str, str], *arguments: str, timeout_s: float = 24
 
 @pytest.mark.slow
 def test_two_ranks_train_the_weights_of_one(quickstart: Any, tmp_path: Path) -> None:
-    settings = (f"run.steps={STEPS}", "eval.data=''", "rollout.groups_per_step=3", "learner.micro_tokens=256")
+    # without the correction the gradient depends on the sampled tokens alone, which are the same; with it, on the last
+    # bits of the rollout's logprobs, which timing changes from run to run, and AdamW magnifies that for rare tokens
+    learner = ("learner.micro_tokens=256", "learner.correction='none'")
+    settings = (f"run.steps={STEPS}", "eval.data=''", "rollout.groups_per_step=3", *learner)
     alone = quickstart.train(tmp_path / "alone", *settings)
     assert alone.returncode == 0, alone.stderr
     status, errors = torchrun(quickstart.environment, *quickstart.arguments(tmp_path / "both", *settings))
