@@ -1,8 +1,9 @@
 """One episode, from a sample to its result: the single entry of training, evaluation and data synthesis.
 
 Invariants: a session ends exactly once, with an Episode, whatever the agent did; its gateway session is finished
-exactly once and its ledger balances; an error of infrastructure is an Episode with ``failure = infra``, a mistake of
-the user (a UserError) or a broken engine goes on up and ends the run. Knows nothing of groups, batches or learning.
+exactly once and its ledger balances; an error of infrastructure is an Episode with ``failure = infra``, and so is an
+agent that fails before it asks the model anything (the policy had no part in it); a mistake of the user (a UserError)
+or a broken engine goes on up and ends the run. Knows nothing of groups, batches or learning.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ async def run_session(parts: SessionParts, row: Mapping[str, Json], *, name: str
             error = f"the session ran longer than rollout.session_timeout_s = {parts.timeout_s:g} s"
     finally:
         export = await parts.gateway.finish(session.id, result.reward)
+    if result.failure is Failure.AGENT and not export.ledger.sampled:
+        result = evolve(result, failure=Failure.INFRA)
+        error = error or "the agent failed before it asked the model anything: " + str(result.details.get("error"))
     return Episode(
         session=name,
         task=resolved.name,

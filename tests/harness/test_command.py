@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import trio
-from theatre import OPTIONS, Settings, nothing_sleeps, script, shell, theatre
+from theatre import OPTIONS, Settings, batch, nothing_sleeps, script, shell, theatre
 
 from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.ports import Failure
 from uniagent.engine.registry import load
 
 DONE = script(shell("echo hello > out.txt"), "It is there.")
@@ -81,6 +82,24 @@ async def test_its_time_limit_leaves_time_to_tell_what_it_left(root: Path, isola
     assert outcome.result.info["stderr"] == "trouble"
     assert outcome.result.transcript[0]["content"] == "partial"
     assert outcome.files == {"left": b"x\n"}
+
+
+@pytest.mark.parametrize(("code", "failure"), [("exit 3", Failure.INFRA), (None, Failure.AGENT)])
+async def test_a_harness_that_fails_before_it_asks_the_model_does_not_count_for_the_policy(
+    root: Path, code: str | None, failure: Failure
+) -> None:
+    first = OPTIONS["command"] if code is None else ["sh", "-c", code]
+    options = {**OPTIONS, "command": ["sh", "-c", '"$@"; exit 3', "sh", *first]}
+    row = {
+        "name": "file",
+        "agent": {"name": "command", "options": options},
+        "sandbox": {"provider": "local", "isolation": "none"},
+        "verifier": {"function": "theatre:wrote"},
+    }
+    ((episode, _),) = await batch(DONE, root, [row])
+    assert episode.result.failure is failure
+    assert episode.counts is (failure is Failure.AGENT)
+    assert "exit code 3" in str(episode.error)
 
 
 async def test_daemons_are_reaped_before_the_verifier_looks(root: Path, isolation: str) -> None:
