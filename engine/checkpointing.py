@@ -27,7 +27,7 @@ class Checkpoints:
     folder: RunFolder
     keep: int
     nursery: trio.Nursery
-    newest: Path | None = None
+    newest: Path | None = None  # whole, or being written
     _writing: trio.Event | None = None
 
     async def save(self, step: int, extra: Mapping[str, Json]) -> None:
@@ -46,9 +46,15 @@ class Checkpoints:
             self.newest = target
             self.nursery.start_soon(self._finish, pending, self._writing)
 
-    def best(self, step: int, success: float) -> None:
-        """A step's score on the held-out samples; the best one is kept."""
-        checkpoints.mark_best(self.folder.checkpoints, step, success)
+    def go_on(self, step: int) -> None:
+        """A run goes on after a step, whose checkpoint may be in the folder."""
+        checkpoints.forget_best(self.folder.checkpoints, after=step)
+        found = self.folder.checkpoint(step)
+        self.newest = found if found.is_dir() else None
+
+    def best(self, step: int, success: float) -> bool:
+        """A step's score on the held-out samples: whether it is the best so far, which is kept."""
+        return checkpoints.mark_best(self.folder.checkpoints, step, success)
 
     async def written(self) -> None:
         """Until what is being written is whole."""

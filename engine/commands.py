@@ -41,21 +41,40 @@ class Parser(argparse.ArgumentParser):
 def train(argv: Sequence[str]) -> int:
     """``uniagent train CONFIG``: a run from its config to summary.json."""
     parser = _config_parser("train", "Train as a config says; everything is kept in the run folder.")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/<config>-<UTC time>)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/<config>-<UTC time>)")
+    where.add_argument("--resume", type=Path, metavar="RUN", help="go on in a run folder, from its newest checkpoint")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="go on from checkpoints/step-N of a run, in a new run folder"
+    )
     args = parser.parse_args(argv)
+    if args.resume and args.checkpoint:
+        raise UserError(
+            "--resume takes the run's newest checkpoint: leave --checkpoint out, or use it with a new --run-dir"
+        )
     config = config_file.load(args.config, args.set)
     config_file.require(config, args.config, "tasks.file", "tasks.data")
     if team.world()[0] > 0:  # torchrun: rank 0 runs the node, the others follow it
         with guard():
             team.follow(config)
         return 0
-    folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
+    changed: list[str] = []
+    if args.resume:
+        folder, changed = run_folder.reopen(args.resume, config)
+        start = run_folder.newest_state(folder)
+    else:
+        start = run_folder.find_state(args.checkpoint) if args.checkpoint else None
+        folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
     with guard(folder.crash), Lines(config.run.steps, Console(stderr=args.json)) as progress:
         progress.note(f"run folder {folder.path}")
+        if args.resume or start:
+            progress.note(f"goes on from {start or 'the start: there is no checkpoint yet'}")
+        if changed:
+            progress.note(f"changed since: {', '.join(changed)}")
         progress.phase("starting")
         from uniagent.engine import run
 
-        summary = run.train(config, folder, progress)
+        summary = run.train(config, folder, progress, start=start, resumed=bool(args.resume))
         folder.write_summary(summary)
         progress.note(_trained(summary, folder.path))
     if args.json:

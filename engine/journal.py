@@ -60,10 +60,14 @@ class Journal:
         self._offload = offload
         self._turn = trio.Lock()
 
-    async def header(self, hashes: Mapping[str, str], software: Mapping[str, str]) -> None:
-        """The line that opens a run or its continuation: sha256 of data set, template, tokenizer, model and config, and
-        the versions of the software."""
+    async def header(
+        self, hashes: Mapping[str, str], software: Mapping[str, str], *, resumed: Mapping[str, Json] | None = None
+    ) -> None:
+        """The line that opens a run or its continuation: sha256 of data set, template, tokenizer, model and config, the
+        versions of the software and, where a run goes on, the position it goes on from."""
         line = {"v": VERSION, "kind": "header", "schema": "uniagent.episodes", "hashes": hashes, "software": software}
+        if resumed is not None:
+            line["resumed"] = resumed
         await self._write([json.dumps(plain(line), separators=(",", ":")).encode() + b"\n"])
 
     async def append(self, records: Sequence[Record]) -> None:
@@ -133,20 +137,40 @@ def decode(line: Mapping[str, Json]) -> Record:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Every episode of a record, in the order of writing. A torn last line is passed over. Raises UserError for a file
-    that cannot be read or was written by a newer schema."""
-    for line in lines(path):
-        if line["kind"] == "episode":
+    """Every episode of a record that counts, in the order of writing: those that a resumed run took again are passed
+    over, and so is a torn last line. Raises UserError for a file that cannot be read or is of a newer schema."""
+    resumed = [(n, at) for n, line in _headers(path) if (at := line.get("resumed")) is not None]
+    for number, line in enumerate(lines(path), 1):
+        if line["kind"] == "episode" and not any(number < n and _void(line, at) for n, at in resumed):
             yield decode(line)
 
 
 def lines(path: Path) -> Iterator[dict[str, Json]]:
     """Every line of a record as JSON, headers included."""
     for number, raw in enumerate(whole_lines(path), 1):
-        line = parse_line(path, number, raw)
-        if not isinstance(line, dict) or line.get("v") != VERSION:
-            raise UserError(f"{path}:{number}: not a line of record version {VERSION}; use the uniagent that wrote it")
-        yield line
+        yield _line(path, number, raw)
+
+
+def _headers(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
+    """Every line that is no episode, with its number from 1."""
+    for number, raw in enumerate(whole_lines(path), 1):
+        if not raw.startswith(EPISODE_START):
+            yield number, _line(path, number, raw)
+
+
+def _line(path: Path, number: int, raw: bytes) -> dict[str, Json]:
+    line = parse_line(path, number, raw)
+    if not isinstance(line, dict) or line.get("v") != VERSION:
+        raise UserError(f"{path}:{number}: not a line of record version {VERSION}; use the uniagent that wrote it")
+    return line
+
+
+def _void(line: Mapping[str, Json], at: Mapping[str, Json]) -> bool:
+    """Whether an episode, written before a run went on from the position ``at``, was taken again after it."""
+    evaluation = line["use"].get("evaluation")
+    if evaluation is not None:
+        return evaluation.split("/")[0] not in at["evals"]
+    return line["sample"] >= at["next"] or line["sample"] in at["again"]
 
 
 # ---------------------------------------------------------------- trajectories

@@ -31,6 +31,7 @@ from uniagent.engine.observe.lag import Lag
 from uniagent.engine.observe.lag import watch as watch_lag
 from uniagent.engine.observe.progress import Progress
 from uniagent.engine.ports import Json, KvPolicy, StepEngine, TaskSource
+from uniagent.engine.position import Position
 from uniagent.engine.providers import NodeProviders
 from uniagent.engine.registry import load
 from uniagent.engine.rollout.driver import StepDriver
@@ -90,12 +91,30 @@ class Node:
         self.version += 1
         return {**metrics, "canary_gap": await canary.check(self.version)}
 
+    async def restore(self, checkpoint: Path) -> Position:
+        """Before any session: trainer and engine get what a training checkpoint (a step-N) holds."""
+        team, canary = self.team, self.canary
+        assert team is not None
+        assert canary is not None
+
+        def load_and_sync() -> Position:
+            position = Position.of_json(team.load(checkpoint))
+            self._sync(team, position.policy_version)
+            return position
+
+        position = await self.accelerator.run(load_and_sync, kind="checkpoint")
+        self.version = position.policy_version
+        await canary.check(self.version)
+        return position
+
     def _apply_and_sync(self, team: Team) -> dict[str, float]:
         metrics = team.apply()
-        assert self.core is not None
-        weights = None if self.shared else team.weights()
-        self.core.update(weights, self.version + 1, KvPolicy(self.config.engine.kv))
+        self._sync(team, self.version + 1)
         return metrics
+
+    def _sync(self, team: Team, version: int) -> None:
+        assert self.core is not None
+        self.core.update(None if self.shared else team.weights(), version, KvPolicy(self.config.engine.kv))
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Entry points of a whole run, for the command line and for scripts: train and evaluate. Blocking; each runs trio.
 
-The results are JSON-able and have ``exit_status``: 0, or 128 + the signal that ended the run early.
+The results are JSON-able and have ``exit_status``: 0, 128 + the signal that ended the run early, or 1 where
+an alarm did.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from uniagent.engine.journal import Journal
 from uniagent.engine.node import open_node
 from uniagent.engine.observe.metrics import MetricsFile
 from uniagent.engine.observe.progress import Progress
+from uniagent.engine.position import Position
 from uniagent.engine.run_folder import RunFolder
 from uniagent.engine.signals import Stop
 from uniagent.engine.training import Training
 
 
-def train(config: RunConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
-    """Train as the config says, into the folder; gives what summary.json holds."""
-    return trio.run(_train, config, folder, progress)
+def train(
+    config: RunConfig, folder: RunFolder, progress: Progress, *, start: Path | None = None, resumed: bool = False
+) -> dict[str, Any]:
+    """Train as the config says, into the folder; gives what summary.json holds. ``start``: the training checkpoint (a
+    step-N) to go on from; ``resumed``: the folder is that of the run that goes on."""
+    return trio.run(_train, config, folder, progress, start, resumed)
 
 
 def evaluate(
@@ -36,23 +41,27 @@ def evaluate(
     return trio.run(_evaluate, config, checkpoint, progress, folder)
 
 
-async def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+async def _train(
+    config: RunConfig, folder: RunFolder, progress: Progress, start: Path | None, resumed: bool
+) -> dict[str, Any]:
     stop = Stop(config.run.drain_s)
-    metrics = MetricsFile(folder.metrics, trio.current_time)
-    try:
-        with _journal(folder) as journal:
-            assert journal is not None
-            async with open_node(config, stop=stop, progress=progress, trains=True) as node:
-                async with trio.open_nursery() as writing:
-                    checkpoints = Checkpoints(node, folder, config.checkpoint.keep, writing)
-                    training = Training(node, folder, journal, metrics, checkpoints)
-                    try:
-                        await training.run()
-                    finally:
-                        folder.write_summary(training.summary())
-                return {**training.summary(), "exit_status": stop.exit_status}
-    finally:
-        metrics.close()
+    with _journal(folder) as journal:
+        assert journal is not None
+        async with open_node(config, stop=stop, progress=progress, trains=True) as node:
+            position = await node.restore(start) if start else Position()
+            metrics = MetricsFile(
+                folder.metrics, trio.current_time, after=position.step, spent_s=position.spent.get("wall_s", 0.0)
+            )
+            async with trio.open_nursery() as writing:
+                checkpoints = Checkpoints(node, folder, config.checkpoint.keep, writing)
+                checkpoints.go_on(position.step)
+                training = Training(node, folder, journal, metrics, checkpoints, position, resumed)
+                try:
+                    await training.run()
+                finally:
+                    metrics.close()
+                    folder.write_summary(training.summary())
+            return {**training.summary(), "exit_status": stop.exit_status}
 
 
 async def _evaluate(

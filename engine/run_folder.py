@@ -1,7 +1,7 @@
 """The folder of one run: config.toml (resolved), metrics.jsonl, episodes.jsonl, checkpoints/, summary.json, crash.txt.
 
-Invariants: a run never writes into a folder that held something before; after any end, a crash or a full disk included,
-what is in the folder can be read. Knows no training.
+Invariants: a run never writes into a folder that held something before, save that of the run it goes on with; after any
+end, a crash or a full disk included, what is in the folder can be read. Knows no training.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import tomli
 from attrs import frozen
 
 from uniagent.engine.config import RunConfig
 from uniagent.engine.config_file import dump
 from uniagent.engine.errors import UserError
 from uniagent.engine.storage import plain, write_atomic, writing
+
+STATE = "state.json"  # of a checkpoint: what training goes on from, beside the shards in dcp
+FIXED = ("run.seed", "model.path", "tasks.data", "tasks.options", "learner.lora_rank")  # one run has one of each
 
 
 @frozen
@@ -83,17 +87,62 @@ def existing(path: Path) -> RunFolder:
     return folder
 
 
+def reopen(path: Path, config: RunConfig) -> tuple[RunFolder, list[str]]:
+    """The folder of an earlier run, to go on with, and the keys that ``config`` changes. Raises UserError where that
+    would make another run of it."""
+    folder = existing(path)
+    before, now = (tomli.loads(text) for text in (folder.config.read_text(encoding="utf-8"), dump(config)))
+    changed = sorted(
+        f"{section}.{key}"
+        for section in before.keys() | now.keys()
+        for key in before.get(section, {}).keys() | now.get(section, {}).keys()
+        if before.get(section, {}).get(key) != now.get(section, {}).get(key)
+    )
+    if other := [key for key in changed if key in FIXED]:
+        raise UserError(
+            f"cannot resume {path} with another {', '.join(other)}: use the run's own config ({folder.config}), or "
+            "start a run of its own from the checkpoint (--checkpoint)"
+        )
+    if changed:
+        write_atomic(folder.config, dump(config))
+    with writing(folder.checkpoints):
+        folder.checkpoints.mkdir(exist_ok=True)
+    return folder, changed
+
+
+def newest_state(folder: RunFolder) -> Path | None:
+    """The newest checkpoint that training can go on from; None before the first one."""
+    return next((step for step in _newest_first(folder.path) if (step / STATE).is_file()), None)
+
+
+def find_state(path: Path) -> Path:
+    """The training checkpoint (a step-N) that ``--checkpoint`` means: of a run folder the newest, a step-N folder, or
+    its ``dcp``."""
+    for candidate in [*_newest_first(path), path, *([path.parent] if path.name == "dcp" else [])]:
+        if (candidate / STATE).is_file():
+            return candidate
+    what = "does not exist" if not path.exists() else f"holds no training state ({STATE} and dcp)"
+    raise UserError(
+        f"--checkpoint {path}: it {what}; give checkpoints/step-N of a run, or, to start from weights alone, set "
+        "model.path to its hf folder"
+    )
+
+
 def find_checkpoint(path: Path) -> Path:
     """The Hugging Face folder that ``--checkpoint`` means: a run folder (its newest whole checkpoint), a ``step-N``
     folder, its ``hf`` or ``dcp``, or any Hugging Face folder."""
-    steps = {int(m[1]): p for p in _children(path / "checkpoints") if (m := re.fullmatch(r"step-(\d+)", p.name))}
-    newest_first = [steps[n] / "hf" for n in sorted(steps, reverse=True)]
     beside = [path.parent / "hf"] if path.name == "dcp" else []
-    for candidate in [*newest_first, path, path / "hf", *beside]:
+    for candidate in [*(step / "hf" for step in _newest_first(path)), path, path / "hf", *beside]:
         if (candidate / "config.json").is_file():
             return candidate
     what = "does not exist" if not path.exists() else "holds no model (no hf/config.json)"
     raise UserError(f"--checkpoint {path}: it {what}; give checkpoints/step-N of a run, or the run folder itself")
+
+
+def _newest_first(run: Path) -> list[Path]:
+    """The whole checkpoints of a run folder."""
+    steps = {int(m[1]): p for p in _children(run / "checkpoints") if (m := re.fullmatch(r"step-(\d+)", p.name))}
+    return [steps[n] for n in sorted(steps, reverse=True)]
 
 
 def _children(path: Path) -> list[Path]:

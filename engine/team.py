@@ -83,6 +83,11 @@ class Team:
         pending: Pending = self._all("save", target, dict(extra), tokenizer_folder)
         return pending
 
+    def load(self, folder: Path) -> dict[str, Json]:
+        """Goes on from a checkpoint (a step-N) of whatever number of ranks; gives what was saved beside the state."""
+        extra: dict[str, Json] = self._all("load", folder)
+        return extra
+
     def end(self) -> None:
         """The followers leave."""
         self._all("end")
@@ -132,6 +137,10 @@ class Team:
             target, extra, tokenizer_folder = args
             self._saving = snapshots.save(trainer, target, extra=extra, tokenizer_folder=tokenizer_folder)
             return self._saving
+        if verb == "load":
+            from uniagent.engine.learner import snapshots
+
+            return snapshots.load(trainer, *args)
         if verb != "end":
             raise ValueError(f"the command log says {verb!r}, which no rank knows")
         return None

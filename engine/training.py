@@ -3,7 +3,8 @@
 Sessions run beside it, as far as the scheduler's admission allows: in sync mode none while training, in colocated mode
 those of the next batches. Invariants: no trained token is older than ``max_staleness``; every episode that ended is in
 the record, with what became of its tokens; a run that is asked to stop leaves a checkpoint and a summary of what it
-did. A sample's sessions are named by its number in the data and not by the step, so that a run is repeatable.
+did, and what a killed one did after its last checkpoint is done again. A sample's sessions are named by its number in
+the data and not by the step, so that a run is repeatable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from uniagent.engine.checkpointing import Checkpoints
 from uniagent.engine.config_file import dump
@@ -22,12 +23,14 @@ from uniagent.engine.episode import Episode
 from uniagent.engine.errors import UserError
 from uniagent.engine.evaluation import evaluate
 from uniagent.engine.fingerprint import of_run, software
-from uniagent.engine.journal import Journal, Record, Use
+from uniagent.engine.journal import Journal, Record, Use, lines
 from uniagent.engine.learner.batch import Batch, build
 from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.node import Node
-from uniagent.engine.observe.metrics import MetricsFile, of_agents, of_episodes, staleness
+from uniagent.engine.observe.alarms import Alarms
+from uniagent.engine.observe.metrics import MetricsFile, of_agents, of_answers, of_episodes, staleness
 from uniagent.engine.ports import Json
+from uniagent.engine.position import Position, Samples
 from uniagent.engine.rollout.admission import Admission
 from uniagent.engine.rollout.scheduler import Group, Scheduler
 from uniagent.engine.run_folder import RunFolder
@@ -43,23 +46,31 @@ class Training:
     journal: Journal
     metrics: MetricsFile
     checkpoints: Checkpoints
-    step: int = 0
+    start: Position = field(factory=Position)
+    resumed: bool = False  # the folder holds what an earlier process did
+    step: int = Factory(lambda self: self.start.step, takes_self=True)
+    evals: dict[str, Mapping[str, float]] = Factory(lambda self: dict(self.start.evals), takes_self=True)
     tokens: int = 0  # sampled, all phases
     sandbox_s: float = 0.0
-    evals: dict[str, dict[str, float]] = field(factory=dict)
+    _samples: Samples = field(init=False)
     _started: float = field(factory=trio.current_time)
     _trained_at: float = field(factory=trio.current_time)
     _ended: int = 0  # sessions since the last step
     _failed_groups: int = 0  # in a row, all of whose sessions failed outside the model
     _returned: deque[tuple[Group, str]] = field(factory=deque)
+    _alarms: Alarms = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._alarms = Alarms(self.node.config.alarms)
 
     async def run(self) -> None:
         """Evaluate, train run.steps batches, evaluate, save. Returns early once the node is asked to stop."""
         config, stop = self.node.config, self.node.stop
-        first, samples = _peek(self._samples(), config.rollout.groups_per_step)
-        await self._header(first)
-        await self._evaluate("before")
-        scheduler = self._scheduler(samples)
+        await self._header()
+        self._samples = Samples.after(self.start, enumerate(self._rows()))
+        if "before" not in self.evals:
+            await self._evaluate("before")
+        scheduler = self._scheduler()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scheduler.run)
             nursery.start_soon(self._close_on_stop, scheduler)
@@ -69,10 +80,11 @@ class Training:
                     scheduler.leftover.extend(groups)
                     break
                 await self._train(groups, scheduler)
-                if config.checkpoint.every and self.step % config.checkpoint.every == 0:
-                    await self.checkpoints.save(self.step, self._position(scheduler))
+                best = False
                 if config.eval.every and self.step % config.eval.every == 0 and self.step < config.run.steps:
-                    await self._evaluate(f"step-{self.step}")
+                    best = await self._evaluate(f"step-{self.step}")
+                if config.checkpoint.every and (best or self.step % config.checkpoint.every == 0):
+                    await self.checkpoints.save(self.step, self._position())
             scheduler.close()
             if self.step == config.run.steps:  # what still runs will not be trained on
                 nursery.cancel_scope.cancel()
@@ -82,31 +94,27 @@ class Training:
                 await scheduler.ended.wait()
             nursery.cancel_scope.cancel()
         await self._record(scheduler.leftover)
-        await self.checkpoints.save(self.step, self._position(scheduler))
+        await self.checkpoints.save(self.step, self._position())
         await self.checkpoints.written()
-        if self.step == config.run.steps:
+        if self.step == config.run.steps and "after" not in self.evals:
             await self._evaluate("after")
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
-        busy = self.node.accelerator.busy_s
         return {
             "steps": self.step,
             "seed": self.node.config.run.seed,
             "interrupted": self.node.stop.event.is_set(),
+            "stopped": self.node.stop.reason,
             "eval": self.evals,
-            "wall_s": trio.current_time() - self._started,
-            "tokens": self.tokens,
-            "sandbox_s": self.sandbox_s,
-            "engine_s": busy.get("engine", 0.0),
-            "learner_s": busy.get("learner", 0.0),
+            **self._spent(),
             "policy_version": self.node.version,
             "checkpoint": str(self.checkpoints.newest) if self.checkpoints.newest else None,
         }
 
     # ------------------------------------------------------------ one step
 
-    def _scheduler(self, samples: Iterator[tuple[int, Mapping[str, Json]]]) -> Scheduler:
+    def _scheduler(self) -> Scheduler:
         node, rollout = self.node, self.node.config.rollout
         parts = SessionParts(node.gateway, node.tasks, node.providers, rollout.session_timeout_s)
 
@@ -116,24 +124,36 @@ class Training:
             node.progress.phase("rollout", self._ended, rollout.groups_per_step * rollout.group_size)
             return episode
 
+        admission = Admission(rollout.groups_per_step, rollout.sync_every, rollout.staleness_threshold)
+        admission.restore(self.start.admission())
         return Scheduler(
-            samples,
+            self._samples,
             one,
-            Admission(rollout.groups_per_step, rollout.sync_every, rollout.staleness_threshold),
+            admission,
             size=rollout.group_size,
             limit=rollout.max_sessions,
             wanted=self._unwanted,
             returned=lambda group, cause: self._returned.append((group, cause)),
         )
 
-    def _position(self, scheduler: Scheduler) -> dict[str, Json]:
+    def _position(self) -> dict[str, Json]:
         """What a run needs to go on from a checkpoint, beside the trainer's state."""
-        return {
-            "step": self.step,
-            "policy_version": self.node.version,
-            "samples": scheduler.admission.admitted,
-            "admission": scheduler.admission.counters(),
+        unsynced = self.step % self.node.config.rollout.sync_every != 0  # handing these weights over is a sync
+        version = self.node.version + unsynced
+        where = self._samples.position(step=self.step, policy_version=version, evals=self.evals, spent=self._spent())
+        return where.as_json()
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds and tokens of the whole run, as far as they led to the weights it has."""
+        busy = self.node.accelerator.busy_s
+        now = {
+            "wall_s": trio.current_time() - self._started,
+            "tokens": self.tokens,
+            "sandbox_s": self.sandbox_s,
+            "engine_s": busy.get("engine", 0.0),
+            "learner_s": busy.get("learner", 0.0),
         }
+        return {name: amount + self.start.spent.get(name, 0) for name, amount in now.items()}
 
     def _unwanted(self, group: Group) -> str | None:
         """Why a group fills no place in a batch."""
@@ -165,6 +185,8 @@ class Training:
         sync = (self.step + 1) % rollout.sync_every == 0
         learned = await node.learn(batch, sync=sync) if batch.tokens else {}
         self.step += 1
+        for group in groups:
+            self._samples.done(group[0].sample, trained=True)
         self._ended = 0
         if sync:
             scheduler.synced()
@@ -172,6 +194,7 @@ class Training:
         self.sandbox_s += sum(e.timings.get("sandbox", 0.0) for e in episodes)
         numbers = {
             **of_episodes(episodes),
+            **of_answers(episodes),
             **of_agents(episodes),
             **staleness(episodes, batch.version),
             **learned,
@@ -186,9 +209,11 @@ class Training:
         self._trained_at = now
         self.metrics.log(numbers, step=self.step)
         node.progress.step(self.step, numbers)
+        self._heed(numbers)
         await self.journal.append([Record(e, Use(self.step, tokens=batch.uses[e.session])) for e in episodes])
         for group, cause in [self._returned.popleft() for _ in range(len(self._returned))]:
             await self._record([group], "filtered" if cause == "no_signal" else cause)
+            self._samples.done(group[0].sample, trained=False)
 
     def _batch(self, groups: Sequence[Group]) -> Batch:
         learner = self.node.config.learner
@@ -201,46 +226,61 @@ class Training:
             overlong_buffer=learner.overlong_buffer,
         )
 
+    def _heed(self, numbers: Mapping[str, float]) -> None:
+        for alarm in self._alarms.look(numbers):
+            self.node.progress.note(f"{'stopped' if alarm.stops else 'warning'}: {alarm.text}")
+            if alarm.stops:
+                self.node.stop.end(f"alarm {alarm.name}: {alarm.text}")
+
     # ------------------------------------------------------------ around the steps
 
-    def _samples(self) -> Iterator[tuple[int, Mapping[str, Json]]]:
+    def _rows(self) -> Iterator[Mapping[str, Json]]:
+        """The data, from its start."""
         config = self.node.config
         if not config.tasks.data:
             raise UserError("tasks.data is not set: name the samples to train on (a JSONL file, or NAME/SPLIT)")
-        return enumerate(self.node.rows(config.tasks.data, seed=config.run.seed, repeat=True))
+        return iter(self.node.rows(config.tasks.data, seed=config.run.seed, repeat=True))
 
-    async def _evaluate(self, name: str) -> None:
-        node = self.node
+    async def _evaluate(self, name: str) -> bool:
+        """Whether it is the best so far."""
+        node, best = self.node, False
         if not node.config.eval.data:
-            return
+            return False
         with node.stop.draining():
             result = await evaluate(node, self.journal, name=name, step=self.step)
             if not node.stop.event.is_set():
                 self.evals[name] = result
-                self.checkpoints.best(self.step, result["success"])
+                best = self.checkpoints.best(self.step, result["success"])
                 greedy = f", greedy {result['success_greedy']:.3f}" if "success_greedy" in result else ""
                 node.progress.note(
                     f"evaluation {name}: success {result['success']:.3f} ± {result['stderr']:.3f}{greedy} "
                     f"(n = {result['n']:.0f})"
                 )
+        return best
 
-    async def _header(self, rows: list[tuple[int, Mapping[str, Json]]]) -> None:
+    async def _header(self) -> None:
         node = self.node
 
         def hashes() -> dict[str, str]:
             template = node.gateway.parts.codec.template_source
-            return of_run(
-                config=dump(node.config), model=node.model_folder, template=template, rows=[row for _, row in rows]
+            first = itertools.islice(self._rows(), node.config.rollout.groups_per_step)
+            return of_run(config=dump(node.config), model=node.model_folder, template=template, rows=first)
+
+        found = await trio.to_thread.run_sync(hashes)
+        if self.resumed:
+            await trio.to_thread.run_sync(_refuse_other, self.folder, found)
+        await self.journal.header(found, software(), resumed=self.start.as_json() if self.resumed else None)
+
+
+def _refuse_other(folder: RunFolder, hashes: Mapping[str, str]) -> None:
+    """A run goes on with the data and the model it began with."""
+    before = next(lines(folder.episodes), {}).get("hashes", hashes)
+    for what in ("dataset", "template", "tokenizer", "model"):
+        if before.get(what) != hashes[what]:
+            raise UserError(
+                f"cannot resume {folder.path}: the {what} is not the one this run began with; put it back, or start a "
+                "run of its own from the checkpoint (--checkpoint)"
             )
-
-        await self.journal.header(await trio.to_thread.run_sync(hashes), software())
-
-
-def _peek(
-    samples: Iterator[tuple[int, Mapping[str, Json]]], n: int
-) -> tuple[list[tuple[int, Mapping[str, Json]]], Iterator[tuple[int, Mapping[str, Json]]]]:
-    first = list(itertools.islice(samples, n))
-    return first, itertools.chain(first, samples)
 
 
 def _lost(episode: Episode, cause: str | None) -> dict[str, int]:

@@ -43,6 +43,13 @@ def mark_best(checkpoints: Path, step: int, value: float) -> bool:
     return True
 
 
+def forget_best(checkpoints: Path, *, after: int) -> None:
+    """Takes back the note of a best step after ``after``: a run that goes on from there has yet to come to it."""
+    found = best(checkpoints)
+    if found is not None and found > after:
+        (checkpoints / "best.json").unlink()
+
+
 def best(checkpoints: Path) -> int | None:
     """The step with the best score noted."""
     found = _best(checkpoints)

@@ -28,8 +28,7 @@ from uniagent.engine.errors import UserError
 from uniagent.engine.learner.checkpoints import begin, commit, exported, write_hf, writing
 from uniagent.engine.learner.trainer import Trainer
 from uniagent.engine.ports import Json
-
-STATE = "state.json"
+from uniagent.engine.run_folder import STATE
 
 # one process is the usual case here, and no reason to warn
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

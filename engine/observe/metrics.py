@@ -16,16 +16,22 @@ import numpy as np
 
 from uniagent.engine.episode import Episode
 from uniagent.engine.ports import Failure
-from uniagent.engine.storage import LineFile, plain
+from uniagent.engine.storage import LineFile, parse_line, plain, whole_lines, write_atomic
 from uniagent.engine.trajectory.types import ActionSpan
 
 
 class MetricsFile:
-    """Appends to metrics.jsonl. ``clock`` gives seconds; ``wall_s`` counts from the opening of the file."""
+    """Appends to metrics.jsonl. ``clock`` gives seconds; ``wall_s`` counts from the opening of the file. A run that
+    goes on ``after`` a step has spent ``spent_s`` before; the lines of later steps, which it takes again, are cut."""
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float], *, after: int | None = None, spent_s: float = 0.0
+    ) -> None:
+        if after is not None and path.exists():
+            kept = [line for n, line in enumerate(whole_lines(path), 1) if parse_line(path, n, line)["step"] <= after]
+            write_atomic(path, "".join(line.decode() + "\n" for line in kept))
         self._file = LineFile(path)
-        self._clock, self._start = clock, clock()
+        self._clock, self._start = clock, clock() - spent_s
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """One line; a number that is not finite becomes null."""
@@ -42,6 +48,47 @@ def success(episodes: Sequence[Episode]) -> dict[str, float]:
     n = len(solved)
     share = sum(solved) / n if n else math.nan
     return {"success": share, "n": n, "stderr": math.sqrt(share * (1 - share) / n) if n else math.nan}
+
+
+def pass_at_k(episodes: Sequence[Episode], k: int) -> dict[str, float]:
+    """``pass@k``, the chance that one of k episodes of a sample is solved, with its standard error over samples and
+    the 95 % interval ``low``, ``high``; NaN where no sample has k episodes that count.
+
+    The unbiased estimator of Chen et al. 2021 (Evaluating Large Language Models Trained on Code), 1 - C(n-c, k) /
+    C(n, k) for a sample with c of n solved. The interval is Wilson's with the number of samples that has the same
+    standard error, so that it stays within [0, 1] and is not empty where every sample agrees.
+    """
+    solved: dict[int, list[bool]] = {}
+    for e in episodes:
+        if e.counts:
+            solved.setdefault(e.sample, []).append(e.result.solved)
+    each = [1 - math.comb(len(s) - sum(s), k) / math.comb(len(s), k) for s in solved.values() if len(s) >= k]
+    if not each:
+        return dict.fromkeys(("value", "stderr", "low", "high"), math.nan)
+    value = sum(each) / len(each)
+    variance = sum((x - value) ** 2 for x in each) / max(len(each) - 1, 1) / len(each)
+    n = value * (1 - value) / variance if variance and 0 < value < 1 else float(len(each))
+    low, high = wilson(value, max(n, float(len(each))))
+    return {"value": value, "stderr": math.sqrt(variance), "low": low, "high": high}
+
+
+def wilson(share: float, n: float, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of a share seen in n trials (Wilson 1927); z = 1.96 is 95 %."""
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def of_answers(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Of all answers: sampled tokens each; the share that ended at the token limit (``cut``) and that with calls that
+    could not be parsed (``malformed``)."""
+    turns = [turn for e in episodes for turn in e.turns]
+    sampled = sum(e.export.ledger.sampled for e in episodes)
+    return {
+        "answers/tokens": _share(sampled, len(turns)),
+        "answers/cut": _share(sum(turn["finish"] == "length" for turn in turns), len(turns)),
+        "answers/malformed": _share(sum(turn["problem"] is not None for turn in turns), len(turns)),
+    }
 
 
 def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
