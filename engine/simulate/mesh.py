@@ -1,10 +1,9 @@
 """Who trains where: the learner's time, and the training mesh that rolls out while it would wait.
 
 ``colocated`` training shares each device with its engine: engines that have requests keep ``engine_share`` of it, and
-the learner gets all of the devices when none has. ``separate`` switches the training mesh as a whole: when a batch is
-not there yet it serves rollouts if the time this is predicted to save exceeds what both switches cost, with a margin,
-and goes back in time for the batch; what it was generating goes on elsewhere. Invariant: the training mesh has no
-request while it trains.
+the learner gets all of the devices when none has. ``separate`` switches the training mesh as a whole while a batch is
+not there yet, when ``rollout.roles`` says so, which real training asks too; what the mesh was generating goes on
+elsewhere. Invariant: the training mesh has no request while it trains.
 """
 
 from __future__ import annotations
@@ -14,33 +13,30 @@ from collections.abc import Sequence
 import trio
 from attrs import define, field
 
+from uniagent.engine.rollout.roles import Roles
 from uniagent.engine.rollout.router import Router
 from uniagent.engine.rollout.scheduler import Group, Scheduler
 from uniagent.engine.simulate.engine import SimulatedEngine
 from uniagent.engine.simulate.scenario import Mode, Scenario
 
-MARGIN = 1.5  # the gain must be so many times the cost: hysteresis
 SLICES = 10  # of a colocated training step, between which the engines' load is looked at again
 WATCH_S = 5.0  # between two looks at whether to switch
-MEMORY = 0.2  # weight of the newest batch in the expected seconds a group
 
 
 @define(eq=False)
 class Mesh:
-    """``learner_s`` are accelerator-seconds of training; ``switches`` counts changes of role, both ways."""
+    """``learner_s`` are accelerator-seconds of training."""
 
     scenario: Scenario
     engines: Sequence[SimulatedEngine]
     router: Router
     scheduler: Scheduler
     learner_s: float = 0.0
-    switches: int = 0
-    serving: bool = False
-    _group_s: float | None = None  # of rollout, at the rate of late
-    _last: tuple[float, int] = field(default=(0.0, 0))
+    roles: Roles = field(init=False)
     _ready_at: float = 0.0  # the training mesh has its optimizer back
 
     def __attrs_post_init__(self) -> None:
+        self.roles = Roles(len(self._own), self.scenario.costs.switch_s)
         if self.scenario.mode is Mode.SEPARATE:
             for index in self._own:
                 self.router.away(index, True)
@@ -54,12 +50,13 @@ class Mesh:
         """The next batch, and the training mesh ready to train on it."""
         if self.scenario.mode is not Mode.SEPARATE:
             return await self.scheduler.batch(groups)
-        self._note_rate()
+        a = self.scheduler.admission
+        self.roles.note(trio.current_time(), a.consumed + a.buffered)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._roles, groups)
             taken = await self.scheduler.batch(groups)
             nursery.cancel_scope.cancel()
-        if self.serving:
+        if self.roles.serving:
             self._leave()
         await trio.sleep_until(self._ready_at)
         return taken
@@ -92,41 +89,28 @@ class Mesh:
 
     # ------------------------------------------------------------ separate
 
-    def _note_rate(self) -> None:
-        now, a = trio.current_time(), self.scheduler.admission
-        done = a.consumed + a.buffered
-        since, before = self._last
-        if done > before:
-            rate = (now - since) / (done - before)
-            self._group_s = rate if self._group_s is None else self._group_s + MEMORY * (rate - self._group_s)
-            self._last = (now, done)
-
     async def _roles(self, groups: int) -> None:
         """While the batch is awaited: serve when that pays, and stop in time."""
-        s = self.scenario
         while True:
             missing = groups - self.scheduler.admission.buffered
-            wait = missing * (self._group_s or 0.0)
-            gain = wait * len(self._own) / len(self.engines)
-            if not self.serving and gain > MARGIN * 2 * s.costs.switch_s:
+            wanted = self.roles.wanted(missing=missing, others=self.scenario.rollout_replicas)
+            if wanted and not self.roles.serving:
                 await self._join()
-            elif self.serving and wait < s.costs.switch_s:
+            elif self.roles.serving and not wanted:
                 self._leave()
-                return
             await trio.sleep(WATCH_S)
 
     async def _join(self) -> None:
-        self.serving = True
-        self.switches += 1
+        self.roles.switched(True)
         await trio.sleep(self.scenario.costs.switch_s)
+        self.roles.measured(self.scenario.costs.switch_s)
         for index in self._own:
             self.router.away(index, False)
 
     def _leave(self) -> None:
-        self.switches += 1
+        self.roles.switched(False)
         for index in self._own:
             self.router.away(index, True)
         for index in self._own:
             self.engines[index].drain()
-        self.serving = False
         self._ready_at = trio.current_time() + self.scenario.costs.switch_s

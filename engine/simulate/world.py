@@ -246,7 +246,7 @@ class World:
             infra_failures=self.ended[str(Failure.INFRA)],
             agent_failures=self.ended[str(Failure.AGENT)],
             groups_given_back=self.scheduler.admission.given_back,
-            switches=self.mesh.switches,
+            switches=self.mesh.roles.switches,
             trace=self._trace.hexdigest(),
         )
 

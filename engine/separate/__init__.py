@@ -1,0 +1,1 @@
+"""``rollout.mode = "separate"``: a training mesh, and rollout nodes that pull work from its head and push results."""
