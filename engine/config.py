@@ -25,7 +25,8 @@ def key(
     path: str | None = None,
 ) -> Any:
     """A config key: its default, its meaning, and what is allowed: the choices, the names of a kind in the registry, a
-    range. ``path`` says what a text stands for on disk: ``file``, ``samples`` (a file or NAME/SPLIT) or ``model``."""
+    range. ``path`` says what a text stands for on disk: ``file``, ``samples`` (a file or NAME/SPLIT), ``model`` or
+    ``new`` (a file that need not exist)."""
     metadata = {
         "help": help,
         "choices": choices,
@@ -198,11 +199,45 @@ class Eval:
     every: int = key(0, "steps between evaluations; 0: before and after only", at_least=0)
     greedy: bool = key(True, "evaluate greedily too, beside sampling")
     temperature: float = key(1.0, "of the sampled evaluation", at_least=0)
+    top_p: float = key(1.0, "of the sampled evaluation", at_least=0.0, at_most=1.0)
+    top_k: int = key(0, "of the sampled evaluation; 0: off", at_least=0)
+    samples: int = key(1, "sampled episodes of each held-out sample; pass@k is given for k up to this", at_least=1)
+
+
+ALARMS = ("entropy", "length", "malformed", "mismatch")
+
+
+@frozen
+class Alarms:
+    """A limit of 0 switches an alarm off."""
+
+    patience: int = key(3, "steps in a row beyond a limit before its alarm rings", at_least=1)
+    stop: tuple[str, ...] = key((), f"alarms that end the run, saved, instead of warning: {', '.join(ALARMS)}")
+    entropy_below: float = key(0.001, "entropy: of the policy on trained tokens, in nats", at_least=0)
+    cut_above: float = key(0.5, "length: share of answers that ended at their token limit", at_least=0, at_most=1)
+    malformed_above: float = key(
+        0.5, "malformed: share of answers whose tool calls could not be parsed", at_least=0, at_most=1
+    )
+    mismatch_kl_above: float = key(0.1, "mismatch: KL of the sampling policy to the trained one, in nats", at_least=0)
 
 
 @frozen
 class Curriculum:
-    strategy: str = key("uniform", "which samples come next", choices=("uniform",))
+    strategy: str = key("learnability", "which samples come next", registry="strategies")
+    family: str = key("metadata.family", "where a sample names its family, as a dotted path; else its task is it")
+    band: tuple[float, float] = key(
+        (0.1, 0.9), "pass rates that the strategy band draws, and difficulty keeps", at_least=0, at_most=1
+    )
+    quotas: Mapping[str, Any] = key(dict, "share of each family in the strategy mixture; others share what is left")
+    half_life: float = key(10.0, "policy versions after which a trial counts half", at_least=0.1)
+    exclude_trials: int = key(
+        8, "samples whose last this many trials all passed or all failed are left out; 0: none", at_least=0
+    )
+    reprobe: float = key(
+        0.05, "part of the draws that goes to all samples alike, those left out too", at_least=0.001, at_most=1
+    )
+    history: str = key("", "file of trials, shared by runs; empty: trials.db in the run folder", path="new")
+    warm_start: bool = key(True, "estimates start from the trials in curriculum.history by the same model and template")
 
 
 @frozen
@@ -263,6 +298,7 @@ class RunConfig:
     tasks: Tasks = field(factory=Tasks)
     sandbox: Sandbox = field(factory=Sandbox)
     eval: Eval = field(factory=Eval)
+    alarms: Alarms = field(factory=Alarms)
     curriculum: Curriculum = field(factory=Curriculum)
     trackers: Trackers = field(factory=Trackers)
     simulate: Simulate = field(factory=Simulate)
@@ -303,10 +339,15 @@ def check(config: RunConfig) -> list[tuple[str, Any, str]]:
     learner = config.learner
     if learner.proximal == "behaviour" and (learner.loss == "decoupled_ppo" or learner.geometric_high):
         problems.append(("learner.proximal", "behaviour", "leaves nothing to correct: use policy"))
+    for name in config.alarms.stop:
+        if name not in ALARMS:
+            problems.append(("alarms.stop", name, f"there is no such alarm: {', '.join(ALARMS)}"))
     if bool(learner.geometric_low) != bool(learner.geometric_high):
         problems.append(
             ("learner.geometric_low", learner.geometric_low, "needs learner.geometric_high too, and it this")
         )
+    if config.curriculum.band[0] > config.curriculum.band[1]:
+        problems.append(("curriculum.band", list(config.curriculum.band), "is [lowest, highest]"))
     return problems
 
 

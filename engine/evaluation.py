@@ -1,7 +1,7 @@
 """Evaluation: held-out samples through the same sessions as training, sampled and greedily; nothing is trained.
 
-Invariants: the policy does not change while an evaluation runs; its sessions are named apart from training's, so that
-they touch no training data and no draw of training.
+Invariants: the policy does not change while an evaluation runs: the sessions of the next batch go on beside it, and the
+learner waits; its sessions are named apart from training's, so that they touch no training data and no draw of it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from collections.abc import Mapping
 from uniagent.engine.episode import Episode
 from uniagent.engine.journal import Journal, Record, Use
 from uniagent.engine.node import Node
-from uniagent.engine.observe.metrics import success
+from uniagent.engine.observe.metrics import pass_at_k, success
 from uniagent.engine.ports import Json
 from uniagent.engine.rollout.groups import run_groups
 from uniagent.engine.session import SessionParts, run_session
 
 
 async def evaluate(node: Node, journal: Journal | None, *, name: str, step: int) -> dict[str, float]:
-    """success (sampled), n, stderr and, where asked for, success_greedy, over the first eval.n held-out samples."""
+    """``success`` (sampled), ``n`` and ``stderr``, over the first eval.n held-out samples; where asked for,
+    ``success_greedy``, and ``pass@k`` with ``pass@k_low`` and ``_high`` (95 %) for k = 2, 4, … eval.samples."""
     config = node.config.eval
     rows = list(itertools.islice(node.rows(config.data, seed=config.seed, repeat=False), config.n))
-    sampled = await _pass(node, rows, f"{name}-sampled", config.temperature)
+    how = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    sampled = await _pass(node, rows, f"{name}-sampled", config.samples, how)
     result = success(sampled)
+    if config.samples > 1:
+        result["stderr"] = pass_at_k(sampled, 1)["stderr"]  # the episodes of one sample are not independent
+    for k in _powers(config.samples):
+        found = pass_at_k(sampled, k)
+        result |= {f"pass@{k}": found["value"], f"pass@{k}_low": found["low"], f"pass@{k}_high": found["high"]}
     episodes = {f"{name}/sampled": sampled}
     if config.greedy:
-        greedy = await _pass(node, rows, f"{name}-greedy", 0.0)
+        greedy = await _pass(node, rows, f"{name}-greedy", 1, {"temperature": 0.0})
         episodes[f"{name}/greedy"] = greedy
         result["success_greedy"] = success(greedy)["success"]
     if journal is not None:
@@ -35,24 +42,33 @@ async def evaluate(node: Node, journal: Journal | None, *, name: str, step: int)
     return result
 
 
-async def _pass(node: Node, rows: list[Mapping[str, Json]], name: str, temperature: float) -> list[Episode]:
+def _powers(most: int) -> list[int]:
+    """2, 4, 8, … and the most itself."""
+    return sorted({*(2**i for i in range(1, most.bit_length())), *((most,) if most > 1 else ())})
+
+
+async def _pass(
+    node: Node, rows: list[Mapping[str, Json]], name: str, size: int, how: Mapping[str, float]
+) -> list[Episode]:
+    """``size`` episodes of every row; ``how`` they are sampled."""
     parts = SessionParts(
         node.gateway,
         node.tasks,
         node.providers,
         node.config.rollout.session_timeout_s,
-        temperature=temperature,
+        sampling=how,
         training=False,
     )
     done = 0
 
     async def one(row: Mapping[str, Json], sample: int, replica: int) -> Episode:
         nonlocal done
-        episode = await run_session(parts, row, name=f"{name}-{sample}", sample=sample, replica=replica)
+        label = f"{name}-{sample}" if size == 1 else f"{name}-{sample}-{replica}"
+        episode = await run_session(parts, row, name=label, sample=sample, replica=replica)
         done += 1
-        node.progress.phase("evaluating", done, len(rows))
+        node.progress.phase("evaluating", done, len(rows) * size)
         return episode
 
-    limit = node.config.rollout.max_sessions
-    groups = await run_groups(enumerate(rows), one, size=1, limit=limit, stop=node.stop.event)
+    limit = max(node.config.rollout.max_sessions, size)
+    groups = await run_groups(enumerate(rows), one, size=size, limit=limit, stop=node.stop.event)
     return list(itertools.chain.from_iterable(groups))

@@ -9,9 +9,10 @@ or a broken engine goes on up and ends the run. Knows nothing of groups, batches
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from uniagent.engine.episode import Episode
 from uniagent.engine.gateway.sessions import Gateway
@@ -20,13 +21,14 @@ from uniagent.engine.ports import Failure, Json, Providers, TaskResult, TaskSour
 
 @frozen
 class SessionParts:
-    """What every session of a phase shares. ``temperature`` overrides the samples' (evaluation); 0 is greedy."""
+    """What every session of a phase shares. ``sampling`` overrides the samples' fields of that name (evaluation);
+    temperature 0 is greedy."""
 
     gateway: Gateway
     tasks: TaskSource
     providers: Providers
     timeout_s: float
-    temperature: float | None = None
+    sampling: Mapping[str, Any] = field(factory=dict)
     training: bool = True
 
 
@@ -35,9 +37,7 @@ async def run_session(parts: SessionParts, row: Mapping[str, Json], *, name: str
     started = trio.current_time()
     runtime = parts.gateway.runtime(name)
     resolved = parts.tasks.resolve(row, runtime)
-    sampling = resolved.sampling
-    if parts.temperature is not None:
-        sampling = evolve(sampling, temperature=parts.temperature)
+    sampling = evolve(resolved.sampling, **parts.sampling)
     session = parts.gateway.open(name, sampling, training=parts.training)
     result, error = TaskResult(0.0, failure=Failure.AGENT), None
     try:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one drains, the second one exits at once.
+"""Asking a run to stop. Ctrl-C and SIGTERM: the first one drains, the second one exits at once.
 
 ``Stop.event`` is set by the first signal; work that must end early enters ``Stop.draining``, a cancel scope whose
 deadline the first signal moves to ``drain_s`` from then. Knows nothing of what is drained.
@@ -15,15 +15,18 @@ from collections.abc import Iterator
 import trio
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDED_ITSELF = 3  # exit status
 
 
 class Stop:
-    """What the run knows of being asked to stop. ``signal`` is the number of the first one, None before."""
+    """What the run knows of being asked to stop: ``signal`` is the number of the first one, ``reason`` what the run
+    itself found; None before."""
 
     def __init__(self, drain_s: float) -> None:
         self.drain_s = drain_s
         self.event = trio.Event()
         self.signal: int | None = None
+        self.reason: str | None = None
         self._scopes: set[trio.CancelScope] = set()
 
     @contextlib.contextmanager
@@ -43,14 +46,25 @@ class Stop:
         if self.event.is_set():
             return
         self.signal = number
+        self._drain()
+
+    def end(self, reason: str) -> None:
+        """The run is to end, saved, for a reason of its own."""
+        if not self.event.is_set():
+            self.reason = reason
+            self._drain()
+
+    def _drain(self) -> None:
         self.event.set()
         for scope in self._scopes:
             scope.deadline = trio.current_time() + self.drain_s
 
     @property
     def exit_status(self) -> int:
-        """What a shell expects: 0, or 128 + the signal."""
-        return 0 if self.signal is None else 128 + self.signal
+        """What a shell expects: 0, 128 + the signal, or ENDED_ITSELF."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return ENDED_ITSELF if self.reason is not None else 0
 
 
 async def watch(stop: Stop, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

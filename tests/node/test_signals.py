@@ -43,3 +43,13 @@ def test_a_run_that_nobody_stopped_exits_with_zero() -> None:
         return Stop(drain_s=1).exit_status
 
     assert trio.run(main) == 0
+
+
+async def test_a_run_that_ends_itself_drains_too_and_exits_with_three(autojump_clock: trio.testing.MockClock) -> None:
+    stop = Stop(drain_s=5)
+    with stop.draining() as limit:
+        stop.end("alarm entropy")
+        stop.end("another")
+        await trio.sleep_forever()
+    assert limit.cancelled_caught
+    assert (stop.reason, stop.exit_status) == ("alarm entropy", 3)

@@ -69,6 +69,28 @@ def first_batch(run: Path) -> list[Any]:
     ]
 
 
+def test_an_alarm_that_stops_ends_the_run_saved_and_says_why(quickstart: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    alarm = ("alarms.entropy_below=9", "alarms.patience=2", 'alarms.stop=["entropy"]')
+    done = quickstart.train(run, "run.steps=9", "eval.data=''", *alarm)
+    assert done.returncode == 3, done.stderr
+    assert "is below 9 for 2 steps in a row" in done.stdout
+    found = quickstart.summary(run)
+    assert (found["steps"], found["interrupted"]) == (2, True)
+    assert found["stopped"].startswith("alarm entropy: ")
+    assert (run / "checkpoints" / "step-2" / "hf" / "model.safetensors").exists()
+
+
+def test_an_evaluation_of_several_episodes_a_sample_gives_pass_at_k(quickstart: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = quickstart.train(run, "run.steps=0", "eval.samples=3", "eval.n=4", "eval.top_k=50")
+    assert done.returncode == 0, done.stderr
+    found = quickstart.summary(run)["eval"]["before"]
+    assert found["n"] == 12
+    assert found["success"] <= found["pass@2"] <= found["pass@3"]
+    assert found["pass@3_low"] <= found["pass@3"] <= found["pass@3_high"]
+
+
 def test_a_learning_rate_of_zero_changes_no_weight(quickstart: Any, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 

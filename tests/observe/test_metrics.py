@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import trio
 import trio.testing
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from uniagent.engine.episode import Episode
 from uniagent.engine.observe import lag, metrics
 from uniagent.engine.observe.lag import Lag, percentile
 from uniagent.engine.ports import Failure, TaskResult
+from uniagent.engine.trajectory.types import Export, Ledger
 
 Make = Callable[..., Episode]
 
@@ -25,6 +30,46 @@ def test_success_counts_no_infrastructure_failure(make_episode: Make) -> None:
     episodes = [make_episode(reward=1.0), make_episode(reward=0.0), make_episode(reward=0.0), make_episode(), failed]
     assert metrics.success(episodes) == {"success": 0.5, "n": 4, "stderr": 0.25}
     assert math.isnan(metrics.success([failed])["success"])
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 4))
+def test_pass_at_k_is_the_share_of_draws_of_k_episodes_with_a_solved_one(outcomes: list[list[bool]], k: int) -> None:
+    found = metrics.pass_at_k(
+        [
+            Episode(f"{n}-{i}", "t", n, i, TaskResult(float(x)), Export((), (), Ledger()))
+            for n, some in enumerate(outcomes)
+            for i, x in enumerate(some)
+        ],
+        k,
+    )
+    enough = [some for some in outcomes if len(some) >= k]
+    if not enough:
+        assert math.isnan(found["value"])
+        return
+    draws = [[any(c) for c in itertools.combinations(some, k)] for some in enough]
+    assert found["value"] == pytest.approx(mean(mean(d) for d in draws))
+    assert 0.0 <= found["low"] <= found["value"] + 1e-9
+    assert found["value"] - 1e-9 <= found["high"] <= 1.0
+    assert found["high"] - found["low"] > 0, "few samples are never certain"
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    assert metrics.wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)  # Wilson 1927; any table
+    assert metrics.wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+
+
+def test_answers_that_were_cut_or_malformed_are_shares_of_all_answers(make_episode: Make) -> None:
+    turns = [
+        {"finish": "length", "problem": None},
+        {"finish": "stop", "problem": "no closing tag"},
+        {"finish": "stop", "problem": None},
+    ]
+    numbers = metrics.of_answers([make_episode(turns=turns[:2]), make_episode(turns=turns[2:])])
+    assert numbers == {
+        "answers/tokens": 2.0,
+        "answers/cut": pytest.approx(1 / 3),
+        "answers/malformed": pytest.approx(1 / 3),
+    }
 
 
 def test_the_outcome_decides_over_the_reward(make_episode: Make) -> None:
