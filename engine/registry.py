@@ -52,6 +52,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest",
         "function": "uniagent.tasks.function:Function",
         "reasoning_gym": "uniagent.tasks.reasoning_gym:ReasoningGym",
+        "swe_bench": "uniagent.tasks.swe.benchmarks:swe_bench",
+        "swe_bench_multilingual": "uniagent.tasks.swe.benchmarks:swe_bench",
+        "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench",
+        "r2e_gym": "uniagent.tasks.swe.r2e_gym:R2eGym",
     },
     "parsers": {
         "auto": "uniagent.adapters.parsers.families:choose",
@@ -78,8 +82,19 @@ BUILTIN: dict[str, dict[str, str]] = {
     "datasets": {
         "shell_quest": "uniagent.tasks.shell_quest.data:samples",
         "reasoning_gym": "uniagent.tasks.reasoning_gym:samples",
+        "swe_bench": "uniagent.tasks.swe.benchmarks:swe_bench_samples",
+        "swe_bench_multilingual": "uniagent.tasks.swe.benchmarks:multilingual_samples",
+        "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench_samples",
+        "r2e_gym": "uniagent.tasks.swe.r2e_gym:r2e_gym_samples",
     },
     "models": {"tiny-shell": "uniagent.tasks.shell_quest.model:folder"},
+    "strategies": {
+        "uniform": "uniagent.engine.curriculum.strategies:uniform",
+        "band": "uniagent.engine.curriculum.strategies:band",
+        "learnability": "uniagent.engine.curriculum.strategies:learnability",
+        "growth": "uniagent.engine.curriculum.strategies:growth",
+        "mixture": "uniagent.engine.curriculum.strategies:mixture",
+    },
     "trackers": {},
     "seams": {  # what the composition root takes from the layers above, by name
         "tasks": "uniagent.tasks.config:TaskConfigResolver",
@@ -95,13 +110,14 @@ def names(kind: str) -> list[str]:
 
 def load(kind: str, name: str) -> Any:
     """The part behind a name; raises UserError with the list of names when there is none."""
+    one = {"strategies": "strategy"}.get(kind, kind.rstrip("s"))
     target = BUILTIN[kind].get(name) or next(
         (e.value for e in entry_points(group=f"uniagent.{kind}") if e.name == name), name if ":" in name else None
     )
     if target is None:
-        raise UserError(f"there is no {kind.rstrip('s')} named {name!r}: {nearest(name, names(kind))}")
+        raise UserError(f"there is no {one} named {name!r}: {nearest(name, names(kind))}")
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as problem:
-        raise UserError(f"cannot load {kind.rstrip('s')} {name!r} from {target!r}: {problem}") from problem
+        raise UserError(f"cannot load {one} {name!r} from {target!r}: {problem}") from problem
