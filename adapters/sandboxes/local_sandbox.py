@@ -25,7 +25,7 @@ from uniagent.adapters.sandboxes.init import Init
 from uniagent.adapters.sandboxes.loopback import inside
 from uniagent.adapters.sandboxes.node_dir import MARK
 from uniagent.adapters.sandboxes.pipes import Capped, Collector
-from uniagent.adapters.sandboxes.processes import kill_trees
+from uniagent.adapters.sandboxes.processes import children, ended, kill_trees, marked
 from uniagent.adapters.sandboxes.shell import LocalShell
 from uniagent.adapters.sandboxes.starter import BASH, FOLDER, PIPES
 from uniagent.engine.errors import InfraError
@@ -38,6 +38,7 @@ STREAM = (
     "( cd -- {cwd} && exec {argv} ) <&11 >&12 2>&13 10<&- 11<&- 12>&- 13>&- 14>&-; R=$?; exec 11<&- 12>&- 13>&-; "
     "printf '%d\n' $R >&14"
 )
+ENDING_POLL_S = 0.002
 TREE_BATCH = 64  # files read before other tasks get a turn
 
 
@@ -116,6 +117,18 @@ class LocalSandbox:
         """End every process now; the files stay until they are removed."""
         self._shell.close()
         self.init.kill()
+
+    async def end_processes(self) -> None:
+        """Kill all that runs inside but its first process; the shell's next command finds a fresh one."""
+        first = await self.init.first()
+        mark = f"{MARK}={self.place.folder}/".encode()  # who left its parents, where there is no pid namespace
+        while pids := [
+            pid
+            for pid in (children(first) if self.init.confined else [p for p in marked(mark) if p != first])
+            if not ended(pid)
+        ]:
+            kill_trees(pids)
+            await trio.sleep(ENDING_POLL_S)
 
     # ------------------------------------------------------------ commands
 

@@ -46,6 +46,13 @@ def inner_pid(pid: int) -> int | None:
     return None
 
 
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or only its exit status is left."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1] in (b"Z", b"X")
+    return True
+
+
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):

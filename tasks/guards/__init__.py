@@ -1,0 +1,1 @@
+"""What keeps a verifier honest: parts that ``tasks.leakage`` puts together."""

@@ -1,0 +1,94 @@
+"""Copies of a task's own distribution: installed packages, wheels, archives, caches.
+
+A copy that was there before the agent acted may hold the fix, so it is taken away and replaced by a decoy that carries
+a token; the token in the agent's work tells that it looked. A copy that came later is a leak unless it is one that the
+egress proxy let through. Knows no registry.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePosixPath
+
+from uniagent.engine.errors import InfraError
+from uniagent.engine.ports import Sandbox
+from uniagent.tasks.guards.origin import Origin, normal
+from uniagent.tasks.guards.scan import Entry
+
+SUFFIXES = r"\.(whl|tar\.gz|tgz|zip|tar\.bz2|tar\.xz|conda|egg|gem|crate)"
+ARCHIVE = re.compile(r"^(?P<name>.+?)-v?(?P<version>\d[^-]*?)(-.*)?" + SUFFIXES + "$")
+INFO = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+?)(-py[\d.]+)?\.(dist-info|egg-info)$")
+PLACES = ("site-packages", "dist-packages", "node_modules")
+CACHES = ("http", "http-v2", "_cacache", "wheels", "selfcheck")
+SEARCH = r"""
+for root in "$@"; do
+  [ -d "$root" ] && find "$root" -xdev \( {names} \) -not -path {work}/'*' -print 2>/dev/null
+done
+:
+"""
+
+
+def version_of(path: str, origin: Origin) -> str | None:
+    """The version of a copy of the origin's distribution, judged by a path's last part: an archive, an installed
+    package's metadata, or the package itself (version ""); None: it is none."""
+    place = PurePosixPath(path)
+    for pattern in (ARCHIVE, INFO):
+        if (match := pattern.match(place.name)) and normal(match["name"]) in origin.names:
+            return match["version"]
+    installed = place.parent.name in PLACES
+    if installed and (place.name.removesuffix(".py") in origin.packages or normal(place.name) in origin.names):
+        return ""
+    return None
+
+
+def copies(files: Mapping[str, Entry], origin: Origin, root: PurePosixPath) -> Iterator[tuple[str, str]]:
+    """(path, version) of every copy among the files, the repository's own metadata (egg-info at its root) apart."""
+    for path in sorted(files):
+        version = version_of(path, origin)
+        own = path.endswith((".egg-info", ".dist-info")) and PurePosixPath(path).parent in (root, root / "src")
+        if version is not None and not own:
+            yield path, version
+
+
+async def find(sandbox: Sandbox, origin: Origin, root: PurePosixPath, places: Collection[str]) -> list[str]:
+    """Copies in the places (directories, with all below) that lie outside the repository."""
+    names = {n.replace("-", "[-_.]") for n in origin.names}
+    patterns = [f"-iname {shlex.quote(n + '-[0-9v]*')}" for n in sorted(names)]
+    patterns += [f"-path {shlex.quote(f'*/{place}/{package}')} -o -path {shlex.quote(f'*/{place}/{package}.py')}"
+                 for place in PLACES for package in sorted({*origin.packages, *names})]  # fmt: skip
+    if not patterns:
+        return []
+    script = SEARCH.format(names=" -o ".join(patterns), work=shlex.quote(str(root)))
+    done = await sandbox.exec(["sh", "-c", script, "find", *places], timeout_s=300)
+    found = done.output.decode(errors="replace").splitlines()
+    return [path for path in found if version_of(path, origin) is not None]
+
+
+async def take_away(sandbox: Sandbox, paths: Collection[str], token: str) -> list[str]:
+    """Replace copies by decoys, and empty installers' caches; gives the copies that cannot be removed."""
+    left = []
+    for path in paths:
+        decoy = path if path.endswith(".py") else f"{path}/__init__.py"
+        package = version_like(path)
+        script = 'rm -rf -- "$1" || exit 1; [ "$3" = 0 ] || { mkdir -p -- "$(dirname -- "$2")" && cat > "$2"; }'
+        text = f'raise ImportError("this copy was taken away before the task began")  # {token}\n'.encode()
+        argv = ["sh", "-c", script, "sh", path, decoy, "0" if package else "1"]
+        if (await sandbox.exec(argv, stdin=text, timeout_s=60)).code != 0:
+            left.append(path)
+    return left
+
+
+def version_like(path: str) -> bool:
+    """Archives and metadata leave no decoy: nothing could be read from one."""
+    name = PurePosixPath(path).name
+    return bool(ARCHIVE.match(name) or INFO.match(name))
+
+
+async def empty_caches(sandbox: Sandbox, home: str) -> None:
+    """Forget what installers downloaded before the agent acted: files there do not say what they are. Raises
+    InfraError."""
+    script = 'rm -rf -- "$1"/.cache/pip "$1"/.cache/uv "$1"/.cache/pypoetry "$1"/.npm "$1"/.cache/yarn'
+    if (await sandbox.exec(["sh", "-c", script, "sh", home], timeout_s=120)).code != 0:
+        raise InfraError(f"the installers' caches below {home} could not be emptied")

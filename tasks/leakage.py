@@ -1,0 +1,185 @@
+"""The leak guard of a task: everything between a verifier and an agent that would rather find the fix than make it.
+
+Three calls in the life of an episode. ``prepare`` before the agent acts: history after the base commit is gone, copies
+of the fix are gone, the network's rules are made, what judges is remembered on this side. ``seal`` after it acted: its
+processes are ended, what it did to its judge is found, tests and runner files are put back. ``grade`` runs the tests in
+a fresh process. ``settle`` lays what was found on a result. Findings name no model; knows no benchmark.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+
+from attrs import evolve, field, frozen
+
+from uniagent.engine.errors import InfraError
+from uniagent.engine.ports import AgentResult, Sandbox, TaskResult
+from uniagent.tasks.guards import commands, copies, history, tampering
+from uniagent.tasks.guards.findings import Consequence, Finding, apply
+from uniagent.tasks.guards.grader import Graded, Tests, run_tests
+from uniagent.tasks.guards.origin import Origin, origin
+from uniagent.tasks.guards.scan import Snapshot, interpreter, scan
+
+__all__ = ["Consequence", "Finding", "Graded", "Guard", "Origin", "Prepared", "Tests", "grade", "origin", "prepare",
+           "seal", "settle"]  # fmt: skip
+
+HOME = "/tmp"
+KEPT_OUT = (".git", "node_modules", ".venv", "venv", ".tox")  # not remembered by content
+COPY_PLACES = ("/usr/lib/python3", "/usr/local/lib", "/opt", "/root", "/home", "/tmp", "/usr/lib/node_modules")
+
+
+@frozen
+class Guard:
+    """What a task asks for. ``tests``: the files that grading uses (paths, directories or globs, relative to the
+    repository): they are put back before it, and so is every runner file. ``problem`` is the statement that the agent
+    reads: the URLs in it may be read. ``root``: the repository, the working directory when left out. ``history``: it
+    has one to be cut at ``origin.base_commit`` (HEAD when that is empty)."""
+
+    origin: Origin = field(factory=Origin)
+    tests: tuple[str, ...] = ()
+    problem: str = ""
+    root: PurePosixPath | None = None
+    history: bool = True
+    consequence: Consequence = field(factory=Consequence)
+
+
+@frozen
+class Prepared:
+    """What is remembered of a sandbox, out of the agent's reach."""
+
+    guard: Guard
+    root: PurePosixPath
+    python: str
+    before: Snapshot = field(repr=False)
+    files: Mapping[PurePosixPath, bytes] = field(repr=False)  # of the repository
+    token: str = ""
+    base: str = ""
+
+
+async def prepare(sandbox: Sandbox, guard: Guard) -> Prepared:
+    """Before the agent acts, when the repository stands as it shall find it. Raises InfraError when the history cannot
+    be cut, or when a copy of the fix lies where it cannot be removed."""
+    root = guard.root or sandbox.workdir
+    python = await interpreter(sandbox)
+    base = await history.rebuild(sandbox, root, guard.origin.base_commit or "HEAD") if guard.history else ""
+    token = f"decoy-{secrets.token_hex(8)}"
+    if guard.origin.names or guard.origin.packages:
+        await copies.empty_caches(sandbox, HOME)
+        found = await copies.find(sandbox, guard.origin, root, COPY_PLACES)
+        if left := await copies.take_away(sandbox, found, token):
+            raise InfraError(
+                f"the sandbox holds {left[0]}, a copy of what the task is about, and it cannot be removed: use an "
+                "image without it"
+            )
+    before = await scan(sandbox, python, [str(root), HOME], keep=_kept_out(root))
+    files = {path: content for path, content in (await sandbox.files(root)).items() if path.parts[0] not in KEPT_OUT}
+    return Prepared(guard, root, python, before, files, token, base)
+
+
+async def seal(sandbox: Sandbox, prepared: Prepared, acted: AgentResult | None = None) -> tuple[Finding, ...]:
+    """After the agent acted: end its processes, find what it did, put back what judges it. ``acted`` gives the commands
+    that it ran; the egress proxy's record is the sandbox's own."""
+    guard, root = prepared.guard, prepared.root
+    running = await _running(sandbox)
+    await end_processes(sandbox)
+    after = await scan(sandbox, prepared.python, [str(root), HOME], site=prepared.before.site, keep=_kept_out(root))
+    after = evolve(after, processes=running, path=prepared.before.path)
+    now = {path: content for path, content in (await sandbox.files(root)).items() if path.parts[0] not in KEPT_OUT}
+    found = tampering.tampering(prepared.before, after, root, guard.tests)
+    found += _file_findings(prepared, now)
+    found += _copy_findings(prepared, after)
+    if acted is not None:
+        found += commands.audit(commands.commands_of(acted), guard.origin)
+    await restore(sandbox, prepared, now)
+    return tuple(dict.fromkeys(found))
+
+
+async def grade(sandbox: Sandbox, prepared: Prepared, tests: Tests) -> Graded:
+    """Run tests in a fresh process; after ``seal``. Findings of the run itself are in the answer."""
+    return await run_tests(sandbox, prepared.python, prepared.root, tests)
+
+
+def settle(result: TaskResult, findings: Iterable[Finding], consequence: Consequence) -> TaskResult:
+    """Flags, details and the consequence of what was found (``Guard.consequence``)."""
+    return apply(result, findings, consequence)
+
+
+async def end_processes(sandbox: Sandbox) -> None:
+    """End everything that runs inside but what the backend needs; where the backend cannot, nothing happens."""
+    end = getattr(sandbox, "end_processes", None)
+    if end is not None:
+        await end()
+
+
+async def restore(sandbox: Sandbox, prepared: Prepared, now: Mapping[PurePosixPath, bytes]) -> list[str]:
+    """Put tests and runner files back as they were: changed ones are written again, new runner files removed."""
+    judges = {p: c for p, c in prepared.files.items() if _judges(p, prepared.guard)}
+    changed = [p for p, content in judges.items() if now.get(p) != content and not content.startswith(b"<")]
+    strange = [p for p in now if p not in prepared.files and _runner_file(p)]
+    compiled = [p for p in now if p.suffix == ".pyc"]
+    doomed = [str(prepared.root / p) for p in [*changed, *strange, *compiled]]
+    if changed:  # a link or a file may stand where a directory was
+        parents = {parent for p in changed for parent in p.parents if parent.parts}
+        doomed += [str(prepared.root / p) for p in parents if p in now]
+    for start in range(0, len(doomed), 500):
+        await sandbox.exec(["rm", "-rf", "--", *doomed[start : start + 500]], timeout_s=60)
+    for path in changed:
+        await sandbox.write(prepared.root / path, judges[path])
+    return [str(p) for p in [*changed, *strange]]
+
+
+def _judges(path: PurePosixPath, guard: Guard) -> bool:
+    return tampering.matches(str(path), guard.tests) or _runner_file(path)
+
+
+def _runner_file(path: PurePosixPath) -> bool:
+    return any(path.match(pattern) for pattern in tampering.RUNNER_FILES)
+
+
+def _file_findings(prepared: Prepared, now: Mapping[PurePosixPath, bytes]) -> list[Finding]:
+    """From contents: rewritten tests, steering code, the decoys' token."""
+    found = []
+    for path, content in now.items():
+        old = prepared.files.get(path, b"")
+        if content == old:
+            continue
+        if prepared.token.encode() in content:
+            found.append(Finding("copied", str(path), "holds a copy of a package that was taken away"))
+        judged = tampering.matches(str(path), prepared.guard.tests)
+        if judged and old and not _only_added(old, content):
+            found.append(Finding("tests_changed", str(path), "put back before grading", leak=False))
+        if path.name in tampering.RUNNER_SECTIONS and tampering.section_changed(old, content):
+            found.append(Finding("runner_file", str(path), "its part for the test runner was changed"))
+        found += commands.audit_code(str(path), old, content)
+    for path in prepared.files.keys() - now.keys():
+        if tampering.matches(str(path), prepared.guard.tests):
+            found.append(Finding("tests_changed", str(path), "removed; put back before grading", leak=False))
+    return found
+
+
+def _only_added(old: bytes, new: bytes) -> bool:
+    """Whether every old line is still there, in order."""
+    lines = iter(new.splitlines())
+    return all(line in lines for line in old.splitlines())
+
+
+def _copy_findings(prepared: Prepared, after: Snapshot) -> list[Finding]:
+    new = set(tampering.changed(prepared.before.files, after.files))
+    there = copies.copies({p: after.files[p] for p in new}, prepared.guard.origin, prepared.root)
+    return [
+        Finding("copy", path, f"version {version or 'unknown'} of what the task is about") for path, version in there
+    ]
+
+
+async def _running(sandbox: Sandbox) -> tuple[str, ...]:
+    """Command lines inside, as they are before everything is ended."""
+    script = 'for f in /proc/[0-9]*/cmdline; do tr "\\0" " " <"$f" 2>/dev/null | head -c 500; echo; done'
+    done = await sandbox.exec(["sh", "-c", script], timeout_s=60)
+    lines = done.output.decode(errors="replace").splitlines()
+    return tuple(line.strip() for line in lines if line.strip() and "/proc/[0-9]*/cmdline" not in line)
+
+
+def _kept_out(root: PurePosixPath) -> list[str]:
+    return [str(root / name) for name in KEPT_OUT]
