@@ -14,6 +14,7 @@ Knows nothing of templates, messages or provenance beyond "these characters are 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -282,7 +283,8 @@ class _Marker:
 
 def _arrays(encoding: Any) -> tuple[Ids, npt.NDArray[np.int32]]:
     ids = np.array(encoding.ids, dtype=np.int32)
-    return ids, np.array(encoding.offsets, dtype=np.int32).reshape(len(ids), 2)
+    flat = itertools.chain.from_iterable(encoding.offsets)
+    return ids, np.fromiter(flat, np.int32, 2 * len(ids)).reshape(len(ids), 2)
 
 
 def _runs(

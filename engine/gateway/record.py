@@ -21,12 +21,29 @@ from uniagent.engine.ports import Json, Sampling
 BASES = 4  # conversations beside each other (subagents) that are told apart
 
 
+class Items(list[Any]):
+    """A message list that says how it begins: with the first ``kept`` items of ``like``, the same objects."""
+
+    __slots__ = ("begins", "name")
+
+    def __init__(self, items: Sequence[Any] = (), like: Items | None = None, kept: int = 0) -> None:
+        super().__init__(items)
+        self.name = object()  # stands for this list without keeping it alive
+        self.begins = (like.name, kept) if like is not None else (None, 0)
+
+
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the longest common prefix. Costs next to nothing where the items are the same objects."""
+    """Length of the longest common prefix. Costs next to nothing where the items are the same objects, and nothing
+    at all where one list says that it begins like the other."""
+    if a is b:
+        return len(a)
     end = min(len(a), len(b))
-    alike = list(map(operator.is_, a, b))
-    same = alike.index(False) if False in alike else end
-    while same < end and (alike[same] or _equal(a[same], b[same])):
+    if isinstance(a, Items) and isinstance(b, Items) and b.begins[0] is a.name:
+        same = b.begins[1]
+    else:
+        alike = list(map(operator.is_, a, b))
+        same = alike.index(False) if False in alike else end
+    while same < end and _equal(a[same], b[same]):
         same += 1
     return same
 

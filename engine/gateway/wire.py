@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from attrs import define, field, frozen
 
-from uniagent.engine.gateway.record import BASES
+from uniagent.engine.gateway.record import BASES, Items
 from uniagent.engine.messages import Problem
 from uniagent.engine.ports import Json
 
@@ -41,7 +41,7 @@ class _Seen:
     body: bytes
     start: int
     ends: list[int]
-    items: list[Json]
+    items: Items
     head: dict[str, Json]
     tail: dict[str, Json]
     rest: bytes  # from the end of the last item
@@ -161,7 +161,7 @@ def _first(body: bytes, items: str) -> _Seen | None:
             start = at + 1
             if wide:
                 start, ends, after = _byte_offsets(text, [start, *ends, after])
-            return _Seen(body, start, ends, found, fields, tail, body[ends[-1] if ends else start :])
+            return _Seen(body, start, ends, Items(found), fields, tail, body[ends[-1] if ends else start :])
         value, at = _DECODER.raw_decode(text, at)
         fields[key] = clean(value)
         at = _space(text, at)
@@ -193,7 +193,8 @@ def _again(seen: _Seen, body: bytes, shared: int, items: str) -> _Seen | None:
         tail, end = _fields(text, after + 1, clean)
         if text[end:].strip(" \t\n\r") or items in tail or tail.keys() & seen.head.keys():
             return None
-    return _Seen(body, seen.start, seen.ends[:kept] + ends, seen.items[:kept] + found, seen.head, tail, rest)
+    listed = Items(seen.items[:kept] + found, seen.items, kept)
+    return _Seen(body, seen.start, seen.ends[:kept] + ends, listed, seen.head, tail, rest)
 
 
 def _cleaner(text: str) -> Any:

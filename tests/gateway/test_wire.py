@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from uniagent.engine.gateway import record
 from uniagent.engine.gateway.wire import Bodies, common_bytes, load
 from uniagent.engine.messages import Problem
 
@@ -52,7 +53,19 @@ def test_a_growing_conversation_reads_as_json_and_keeps_its_objects(messages, da
         while same < min(len(previous), len(now)) and previous[same] == read["messages"][same]:
             same += 1
         assert all(a is b for a, b in zip(previous[:same], read["messages"][:same], strict=True))
+        assert record.common(previous, read["messages"]) == record.common(list(previous), list(read["messages"]))
         previous = read["messages"]
+
+
+def test_what_a_conversation_shares_with_its_last_request_is_known_without_looking(monkeypatch):
+    looked = []
+    monkeypatch.setattr(record.operator, "is_", lambda a, b: looked.append(a) or a is b)
+    reader, kept = Bodies(), record.Requests()
+    for end in (600, 602):
+        body = json.dumps({"model": "m", "messages": [{"n": n} for n in range(end)]}).encode()
+        request = kept.record(end, reader.read(body, "messages"))
+    assert request["extend"] == {"messages": [600, [{"n": 600}, {"n": 601}]]}
+    assert not looked
 
 
 @settings(max_examples=200, deadline=None)
