@@ -17,7 +17,7 @@ from uniagent.tasks.config import TaskConfig
 from uniagent.tasks.swe import parsers
 from uniagent.tasks.swe.case import Case, archive_of, text, texts
 from uniagent.tasks.swe.rows import samples
-from uniagent.tasks.swe.script import CONDA, evaluation_script, recorded, test_files
+from uniagent.tasks.swe.script import CONDA, evaluation_script, files_to_run, recorded
 from uniagent.tasks.swe.task import Repair
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -57,7 +57,7 @@ def swe_rebench_case(row: Mapping[str, Json]) -> Case:
         raise UserError(f"{where} needs test_cmd and log_parser; it has: {', '.join(sorted(config))}")
     install = config.get("install") or []
     exports = [f"export {name}={value}" for name, value in (config.get("env_vars") or {}).items()]
-    commands = [*commands[:-1], " ".join([commands[-1], *test_files(common["test_patch"], common["repo"])])]
+    commands = [*commands[:-1], " ".join([commands[-1], *files_to_run(common["test_patch"], common["repo"])])]
     script = evaluation_script(
         workdir=common["workdir"],
         base_commit=common["base_commit"],

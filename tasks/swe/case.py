@@ -52,7 +52,7 @@ def texts(row: Mapping[str, Json], name: str) -> tuple[str, ...]:
         except ValueError:
             value = None
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(one, str) for one in value):
-        raise UserError(f"{_where(row)}: the row's {name} is {_what(value)}, expected a list")
+        raise UserError(f"{_where(row)}: the row's {name} is {_what(row.get(name))}, expected a list")
     return tuple(value)
 
 

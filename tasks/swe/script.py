@@ -63,7 +63,7 @@ def recorded(script: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_files(test_patch: str, repo: str) -> list[str]:
+def files_to_run(test_patch: str, repo: str) -> list[str]:
     """What is given to the test command: the patch's files that are tests, as modules for django."""
     files = [path for path in touched(test_patch).after if not path.endswith(NO_TESTS)]
     if repo != "django/django":
