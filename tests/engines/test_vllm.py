@@ -7,7 +7,6 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -63,20 +62,14 @@ class InProcess:
                 yield Opened(engine, update, crash)
             finally:
                 if not accelerator.ended:
-                    await accelerator.run(lambda: close(inner), kind="engine")
+                    await accelerator.run(inner.close, kind="engine")
+                    gc.collect()
 
     def logits(self, ids: Ids, version: int) -> Logits:
         return forward(self.kind, ids, version)
 
     def replay(self, ids: Ids, spans: tuple[VersionSpan, ...]) -> Logits:
         return replayed(self.kind, ids, spans)
-
-
-def close(inner: Any) -> None:
-    """Without vLLM's own finalizer, which would take all of torch.distributed with it."""
-    inner._engine.engine_core._finalizer.detach()
-    inner._engine.model_executor.shutdown()
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
