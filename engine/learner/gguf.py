@@ -11,6 +11,7 @@ from pathlib import Path
 
 from uniagent.engine.errors import UserError
 from uniagent.engine.learner.checkpoints import atomic_folder
+from uniagent.engine.model_files import differences
 
 
 def import_gguf(file: Path, target: Path) -> None:
@@ -34,10 +35,8 @@ def import_gguf(file: Path, target: Path) -> None:
         raise UserError("reading a GGUF file needs the package gguf: pip install 'uniagent[gguf]'") from problem
     except (OSError, ValueError, KeyError, NotImplementedError) as problem:
         raise UserError(f"cannot read {file} as a GGUF model: {problem}") from problem
-    if missing := sorted(loaded["missing_keys"]):  # transformers leaves these random, with a warning
-        raise UserError(
-            f"{file} has no weights for {', '.join(missing[:3])} and {len(missing)} in all: not a whole model"
-        )
+    if wrong := differences(loaded):
+        raise UserError(f"{file} does not hold the weights of a {type(model).__name__}: {wrong}")
     with atomic_folder(target) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
