@@ -65,6 +65,8 @@ def train(argv: Sequence[str]) -> int:
     else:
         start = run_folder.find_state(args.checkpoint) if args.checkpoint else None
         folder = run_folder.create(args.run_dir, config, stem=Path(args.config).stem, now=datetime.now(UTC))
+        if start:
+            start = run_folder.adopt(folder, start)
     with guard(folder.crash), Lines(config.run.steps, Console(stderr=args.json)) as progress:
         progress.note(f"run folder {folder.path}")
         if args.resume or start:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from uniagent.engine.storage import plain, write_atomic, writing
 
 STATE = "state.json"  # of a checkpoint: what training goes on from, beside the shards in dcp
 FIXED = ("run.seed", "model.path", "tasks.data", "tasks.options", "learner.lora_rank")  # one run has one of each
+_STEP = re.compile(r"step-(\d+)")
 
 
 @frozen
@@ -115,12 +117,23 @@ def newest_state(folder: RunFolder) -> Path | None:
     return next((step for step in _newest_first(folder.path) if (step / STATE).is_file()), None)
 
 
+def adopt(folder: RunFolder, state: Path) -> Path:
+    """Copies a training checkpoint of another run into the folder, so that this run can be resumed before it has one of
+    its own."""
+    target = folder.checkpoint(int(state.name.removeprefix("step-")))
+    part = target.with_name(f".{target.name}.part")
+    with writing(target):
+        shutil.copytree(state, part)
+        part.rename(target)
+    return target
+
+
 def find_state(path: Path) -> Path:
     """The training checkpoint (a step-N) that ``--checkpoint`` means: of a run folder the newest, a step-N folder, or
     its ``dcp``."""
     for candidate in [*_newest_first(path), path, *([path.parent] if path.name == "dcp" else [])]:
-        if (candidate / STATE).is_file():
-            return candidate
+        if (candidate / STATE).is_file() and _STEP.fullmatch(candidate.resolve().name):
+            return candidate.resolve()
     what = "does not exist" if not path.exists() else f"holds no training state ({STATE} and dcp)"
     raise UserError(
         f"--checkpoint {path}: it {what}; give checkpoints/step-N of a run, or, to start from weights alone, set "
@@ -141,7 +154,7 @@ def find_checkpoint(path: Path) -> Path:
 
 def _newest_first(run: Path) -> list[Path]:
     """The whole checkpoints of a run folder."""
-    steps = {int(m[1]): p for p in _children(run / "checkpoints") if (m := re.fullmatch(r"step-(\d+)", p.name))}
+    steps = {int(m[1]): p for p in _children(run / "checkpoints") if (m := _STEP.fullmatch(p.name))}
     return [steps[n] for n in sorted(steps, reverse=True)]
 
 

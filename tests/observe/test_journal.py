@@ -259,3 +259,21 @@ def test_the_page_describes_every_field(make_episode: Callable[..., Episode]) ->
     objects += [value["trajectories"][0]["actions"][0], value["trajectories"][0]["actions"][0]["sampling"]]
     fields = {name for item in objects for name in item}
     assert sorted(name for name in fields if f"`{name}`" not in page) == []
+
+
+async def test_what_a_resumed_run_takes_again_counts_once(tmp_path: Path, make_episode: Callable[..., Episode]) -> None:
+    path = tmp_path / "episodes.jsonl"
+    record = Journal(path)
+
+    def used(sample: int, step: int, evaluation: str | None = None) -> Record:
+        return Record(attrs.evolve(make_episode("s"), sample=sample), Use(step, evaluation=evaluation))
+
+    await record.header({}, {})
+    await record.append([used(0, 0, "before/sampled"), used(0, 1), used(1, 1), used(2, 2), used(3, 2)])
+    await record.append([used(9, 2, "step-2/sampled"), used(4, 3)])
+    at = {"step": 2, "next": 4, "again": [1], "evals": {"before": {}}}
+    await record.header({}, {}, resumed=at)
+    await record.append([used(1, 3), used(4, 3)])
+    record.close()
+    found = [(r.episode.sample, r.use.step, r.use.evaluation) for r in journal.read(path)]
+    assert found == [(0, 0, "before/sampled"), (0, 1, None), (2, 2, None), (3, 2, None), (1, 3, None), (4, 3, None)]
