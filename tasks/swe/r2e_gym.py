@@ -22,13 +22,14 @@ from uniagent.engine.ports import AgentResult, Json, ModelEndpoint, Providers, S
 from uniagent.tasks.base import run_episode
 from uniagent.tasks.check import Attempt
 from uniagent.tasks.config import TaskConfig
+from uniagent.tasks.leakage import Guard, Prepared, prepare, seal, settle
 from uniagent.tasks.scripts import checked, pack, run_script, unpack
-from uniagent.tasks.structure import structure
 from uniagent.tasks.swe.benchmarks import PROMPT, SYSTEM_PATH
 from uniagent.tasks.swe.case import text
 from uniagent.tasks.swe.logs import ENVIRONMENT, MISSING_RUNNER
+from uniagent.tasks.swe.options import guard, repair_options, tests_timeout_s
 from uniagent.tasks.swe.rows import samples
-from uniagent.tasks.swe.task import GIT_S, LOG_KEPT, SHARE, RepairOptions
+from uniagent.tasks.swe.task import GIT, GIT_S, LOG_KEPT
 
 WORKDIR = "/testbed"
 TESTS = "r2e_tests"
@@ -37,6 +38,20 @@ SUMMARY = "short test summary info"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m|\r")
 ISSUE = re.compile(r"\[ISSUE\](.*)\[/ISSUE\]", re.DOTALL)
 PATH = f"{WORKDIR}/.venv/bin:/root/.local/bin:/root/.cargo/bin:{SYSTEM_PATH}"
+
+REPOSITORIES = {
+    "sympy": "sympy/sympy",
+    "pandas": "pandas-dev/pandas",
+    "pillow": "python-pillow/Pillow",
+    "scrapy": "scrapy/scrapy",
+    "pyramid": "Pylons/pyramid",
+    "tornado": "tornadoweb/tornado",
+    "datalad": "datalad/datalad",
+    "aiohttp": "aio-libs/aiohttp",
+    "coveragepy": "nedbat/coveragepy",
+    "numpy": "numpy/numpy",
+    "orange3": "biolab/orange3",
+}
 
 
 @frozen
@@ -80,9 +95,10 @@ class R2eGym:
     def __init__(self, config: TaskConfig, providers: Providers) -> None:
         self.config, self.providers = config, providers
         self.case = case(config.metadata)
-        options = structure(RepairOptions, config.verifier.options, f"task {config.name!r}: verifier")
-        self.tests_timeout_s = options.tests_timeout_s or SHARE * config.verifier.timeout_s
+        self.options = repair_options(config)
+        self.tests_timeout_s = tests_timeout_s(config, self.options)
         self.tests = b""  # the hidden tests, packed
+        self.protected: Prepared | None = None
 
     async def run(self, model: ModelEndpoint) -> TaskResult:
         return await run_episode(self.config, self.providers, model, setup=self.setup, verify=self.verify)
@@ -97,10 +113,31 @@ class R2eGym:
         await checked(sandbox, ["bash", "-c", gather], what, timeout_s=GIT_S)
         self.tests = await pack(sandbox, PurePosixPath(WORKDIR), [TESTS, RUNNER])
         await self._remove(sandbox)
+        if self.options.guard:
+            self.protected = await prepare(sandbox, await self._rules(sandbox))
         shell = await sandbox.shell()
         await shell.run(f"cd {WORKDIR}", timeout_s=GIT_S)
 
+    async def _rules(self, sandbox: Sandbox) -> Guard:
+        row = self.config.metadata
+        argv = [*GIT, "-C", WORKDIR, "rev-parse", "--verify", "HEAD"]
+        head = await checked(sandbox, argv, "this is no image of R2E-Gym", timeout_s=GIT_S)
+        return guard(
+            {"fix_commits": [row["commit_hash"]] if row.get("commit_hash") else [], **row},
+            repo=REPOSITORIES.get(self.case.repo, ""),
+            head=head.strip(),
+            date="",
+            problem=text(row, "problem_statement"),
+            tests=(),
+            root=PurePosixPath(WORKDIR),
+            consequence=self.options.leakage,
+        )
+
     async def verify(self, sandbox: Sandbox, acted: AgentResult) -> TaskResult:
+        found = await seal(sandbox, self.protected, acted) if self.protected else ()
+        return settle(await self._graded(sandbox), found, self.options.leakage)
+
+    async def _graded(self, sandbox: Sandbox) -> TaskResult:
         await self._remove(sandbox)
         await unpack(sandbox, self.tests, PurePosixPath(WORKDIR))
         ran = await run_script(

@@ -13,26 +13,25 @@ from functools import partial
 from pathlib import PurePosixPath
 
 import trio
-from attrs import field, frozen
-from attrs.validators import gt, optional
 
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import AgentResult, Json, ModelEndpoint, Providers, Sandbox, TaskResult
 from uniagent.tasks.base import run_episode
 from uniagent.tasks.check import Attempt
 from uniagent.tasks.config import TaskConfig
+from uniagent.tasks.leakage import Prepared, prepare, seal, settle
 from uniagent.tasks.scripts import Ran, checked, run_script, unpack
-from uniagent.tasks.structure import structure
 from uniagent.tasks.swe import parsers
 from uniagent.tasks.swe.case import Case
 from uniagent.tasks.swe.grade import FULL, Statuses, report
 from uniagent.tasks.swe.logs import read_log
+from uniagent.tasks.swe.options import guard, repair_options, tests_timeout_s
 from uniagent.tasks.swe.patches import touched
+from uniagent.tasks.swe.script import START
 
 GIT_S = 120.0
 GIT = ("git", "-c", "safe.directory=*")
 LOG_KEPT = 4000  # characters of the test log in the details
-SHARE = 0.9  # of the verifier's time, for the tests
 FORGED = """import os
 def pytest_sessionfinish(session, exitstatus):
     for name in {names!r}:
@@ -41,21 +40,15 @@ def pytest_sessionfinish(session, exitstatus):
 """
 
 
-@frozen
-class RepairOptions:
-    """The task's own keys of the section ``verifier``."""
-
-    tests_timeout_s: float | None = field(default=None, validator=optional(gt(0)))  # left out: nine tenths of timeout_s
-
-
 class Repair:
     """The task behind swe_bench, swe_rebench and swe_bench_multilingual."""
 
     def __init__(self, config: TaskConfig, providers: Providers, case: Case) -> None:
         self.config, self.providers, self.case = config, providers, case
-        options = structure(RepairOptions, config.verifier.options, f"task {config.name!r}: verifier")
-        self.tests_timeout_s = options.tests_timeout_s or SHARE * config.verifier.timeout_s
+        self.options = repair_options(config)
+        self.tests_timeout_s = tests_timeout_s(config, self.options)
         self.head = ""  # the commit that the agent started from
+        self.protected: Prepared | None = None
 
     async def run(self, model: ModelEndpoint) -> TaskResult:
         return await run_episode(self.config, self.providers, model, setup=self.setup, verify=self.verify)
@@ -64,16 +57,34 @@ class Repair:
 
     async def setup(self, sandbox: Sandbox) -> None:
         """Raises InfraError where the sandbox holds no repository."""
-        self.head = await prepare(sandbox, self.case)
+        case = self.case
+        self.head = await stand_ready(sandbox, case)
+        if self.options.guard:
+            hidden = touched(case.test_patch)
+            rules = guard(
+                case.row,
+                repo=case.repo,
+                head=self.head,
+                date=case.created_at,
+                problem=case.problem,
+                tests=tuple(dict.fromkeys([*hidden.before, *hidden.after])),
+                root=PurePosixPath(case.workdir),
+                consequence=self.options.leakage,
+            )
+            self.protected = await prepare(sandbox, rules)
 
     # ------------------------------------------------------------ after it
 
     async def verify(self, sandbox: Sandbox, acted: AgentResult) -> TaskResult:
+        found = await seal(sandbox, self.protected, acted) if self.protected else ()
+        return settle(await self._graded(sandbox), found, self.options.leakage)
+
+    async def _graded(self, sandbox: Sandbox) -> TaskResult:
         case = self.case
         find = partial(parsers.find, instance_id=case.instance_id, repo=case.repo, version=case.version)
         parse = await trio.to_thread.run_sync(find, case.parser)
         ran = await run_script(sandbox, self.script(), timeout_s=self.tests_timeout_s, cwd=PurePosixPath(case.workdir))
-        if ran.code is None:
+        if ran.code is None and START in ran.log:
             return self._result(None, ran, "tests_timed_out")
         try:
             statuses = await trio.to_thread.run_sync(read_log, ran.log, parse)
@@ -137,7 +148,7 @@ class Repair:
         return AgentResult(finished=True)
 
 
-async def prepare(sandbox: Sandbox, case: Case) -> str:
+async def stand_ready(sandbox: Sandbox, case: Case) -> str:
     """The repository in its place, the shell in the repository; gives the commit that is checked out. Raises
     InfraError."""
     place = PurePosixPath(case.workdir)
