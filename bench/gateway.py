@@ -6,8 +6,8 @@ Turns: one tool call of about 200 sampled tokens and one result of about 200 tok
 with a moving cache_control (``turn_ms``) and in plain chat (``chat_turn_ms``). A turn's cost is everything between a
 parsed request and the engine, and between the engine's result and the reply's bytes. Beside it stand what grows with
 the conversation by nature: ``parse_ms``, one scan of the body, and ``copy_ms``, one copy of the prompt. flatness is the
-cost at the last turn over that at turn 50. Every turn begins and leaves its scan with cold caches, as a session's turns do
-among thousands of others: making and scanning a long body empties them, a short one would not, and the cost of the
+cost at the last turn over that at turn 50. Every turn begins and leaves its scan with cold caches, as the turns of one
+session among thousands do: to make and to scan a long body empties them, a short one would not, and the cost of the
 same work would seem to grow.
 
 Unless a model is named, the tokenizer is a byte-level BPE trained on the spot on this repository's text, which is as

@@ -46,6 +46,7 @@ class Attempt:
     cause: str | None = None
     done: trio.Event = field(factory=trio.Event)
     text_ends: list[int] = field(factory=list)  # characters of text that were out with each token
+    call_ends: list[int] = field(factory=list)  # tokens after which each call was out
     _text: int = 0
     _partial: Generation | None = None
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -97,5 +98,7 @@ class Attempt:
         for i in range(len(ids)):
             for delta in self.decoder.feed(ids[i : i + 1]):
                 self._text += len(delta.text)
+                if delta.call_name is not None:
+                    self.call_ends.append(len(self.text_ends) + 1)
                 emit(delta)
             self.text_ends.append(self._text)

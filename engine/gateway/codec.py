@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
 from uniagent.engine.gateway import conversation, rendering
 from uniagent.engine.gateway.chat_template import ChatTemplate, RenderError
@@ -233,7 +233,10 @@ def _turn(node: ActionNode, n: int | None = None) -> _Turn:
     sampled = node.sampled
     used = len(sampled.token_ids) if sampled.used is None else sampled.used
     n = used if n is None else min(n, used)
-    return _Turn(node.message, sampled.token_ids[:n], sampled.closed and n == used, node.order)
+    message = node.message
+    if n < used:  # the beginning of a cut stream: the calls that came through
+        message = evolve(message, calls=message.calls[: sum(end <= n for end in sampled.call_ends)])
+    return _Turn(message, sampled.token_ids[:n], sampled.closed and n == used, node.order)
 
 
 def _texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> Iterator[str]:

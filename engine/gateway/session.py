@@ -375,4 +375,5 @@ def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attem
         used=decoded.used,
         closed=decoded.closed,
         text_ends=np.array(attempt.text_ends, np.int32) if attempt.incremental else None,
+        call_ends=tuple(attempt.call_ends),
     )

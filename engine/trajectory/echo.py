@@ -199,16 +199,30 @@ def differences(sent: Message, echo: Message) -> tuple[str, ...]:
 def head(sent: Message, sampled: Sampled, echo: Message) -> int:
     """How many of an undelivered answer's tokens a harness kept that took its cut stream for the end; 0: none.
 
-    The tokens whose text ends within the text it kept, white space aside; ``text_ends`` says where each one ends.
+    It kept whole calls, and text: the tokens after which those calls were out, and those whose text ends within the
+    text it kept, white space aside. ``text_ends`` and ``call_ends`` say where each one ends.
     """
-    kept = echo.text.rstrip()
-    ends = sampled.text_ends
-    if ends is None or not kept or echo.calls or not sent.text.startswith(kept):
+    ends, calls, kept = sampled.text_ends, sampled.call_ends, echo.text.rstrip()
+    if ends is None or not (kept or echo.calls) or not sent.text.startswith(kept):
         return 0
-    if not sent.calls and sent.text.rstrip() == kept:
-        return 0  # all of it: a plain echo
+    if len(calls) < len(echo.calls) or not all(_same_call(*c) for c in zip(sent.calls, echo.calls, strict=False)):
+        return 0
     ends = ends[: sampled.used]
-    n = int(np.searchsorted(ends, len(kept)))  # the token that completes the kept text
-    if n < len(ends) and not sent.text[len(kept) : ends[n]].strip():
+    if len(sent.calls) == len(echo.calls):
+        last = calls[-1] - 1 if echo.calls else 0
+        if kept == sent.text.rstrip() or (not kept and not sent.text[ends[last] :].strip()):
+            return 0  # all of it, or all but the text beside the calls: a plain echo
+    n = int(np.searchsorted(ends, len(kept))) if kept else 0  # the token that completes the kept text
+    if kept and n < len(ends) and not sent.text[len(kept) : ends[n]].strip():
         n += 1
-    return n
+    if echo.calls:
+        through = calls[len(echo.calls) - 1]
+        if kept and len(kept) < len(sent.text[: ends[through - 1]].rstrip()):
+            return 0  # text is missing that came before a call it kept
+        n = max(n, through)
+    following = calls[len(echo.calls)] if len(echo.calls) < len(calls) else len(ends) + 1
+    return n if n < following else 0  # text from behind a call that it did not keep
+
+
+def _same_call(sent: Call, echo: Call) -> bool:
+    return sent.name == echo.name and canonical(sent.arguments) == canonical(echo.arguments)

@@ -64,7 +64,7 @@ class Wire(Protocol):
     def body(self, items: Sequence[Item], tools: Sequence[str], style: Style, **options: Any) -> dict[str, Any]: ...
     def read(self, body: Any) -> Answered: ...
     def read_stream(self, text: str) -> Answered: ...
-    def read_part(self, got: str) -> str: ...
+    def read_part(self, got: str) -> Answered: ...
 
 
 def thought(answer: Answered, style: Style) -> str:
@@ -159,10 +159,13 @@ class ChatWire:
                     calls[piece["index"]] = evolve(at, arguments=at.arguments + piece["function"].get("arguments", ""))
         return evolve(out, calls=tuple(calls), usage=usage)
 
-    def read_part(self, got: str) -> str:
-        """The text of the whole events that came before a connection broke."""
-        return "".join(
-            choice["delta"].get("content") or "" for _, chunk in whole_events(got) for choice in chunk["choices"]
+    def read_part(self, got: str) -> Answered:
+        """The text and the calls of the whole events that came before a connection broke."""
+        deltas = [choice["delta"] for _, chunk in whole_events(got) for choice in chunk["choices"]]
+        calls = [c for d in deltas for c in d.get("tool_calls") or ()]
+        return Answered(
+            "".join(d.get("content") or "" for d in deltas),
+            calls=tuple(Call(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls),
         )
 
 
@@ -264,8 +267,19 @@ class AnthropicWire:
         whole = self.read({**message, "content": [b for b in blocks if b["type"] != "tool_use"]})
         return evolve(whole, calls=calls)
 
-    def read_part(self, got: str) -> str:
-        return "".join(d["delta"].get("text", "") for e, d in whole_events(got) if e == "content_block_delta")
+    def read_part(self, got: str) -> Answered:
+        events = whole_events(got)
+        deltas = [d for e, d in events if e == "content_block_delta"]
+        begun = {d["index"]: d["content_block"] for e, d in events if e == "content_block_start"}
+        over = [d["index"] for e, d in events if e == "content_block_stop" and begun[d["index"]]["type"] == "tool_use"]
+
+        def written(index: int) -> str:
+            return "".join(d["delta"].get("partial_json", "") for d in deltas if d["index"] == index)
+
+        return Answered(
+            "".join(d["delta"].get("text", "") for d in deltas),
+            calls=tuple(Call(begun[i]["id"], begun[i]["name"], written(i)) for i in over),
+        )
 
 
 class ResponsesWire:
@@ -340,8 +354,13 @@ class ResponsesWire:
         assert len({i["id"] for i in done}) == len(done)
         return self.read(final)
 
-    def read_part(self, got: str) -> str:
-        return "".join(d["delta"] for e, d in whole_events(got) if e == "response.output_text.delta")
+    def read_part(self, got: str) -> Answered:
+        events = whole_events(got)
+        done = [d["item"] for e, d in events if e == "response.output_item.done"]
+        return Answered(
+            "".join(d["delta"] for e, d in events if e == "response.output_text.delta"),
+            calls=tuple(Call(i["call_id"], i["name"], i["arguments"]) for i in done if i["type"] == "function_call"),
+        )
 
 
 def whole_events(got: str) -> list[tuple[str | None, Any]]:

@@ -292,10 +292,46 @@ def prefix_kept(done: Done) -> None:
 @behaviour([LONG, DONE], prefix_kept, streams=(False,))
 async def takes_a_cut_stream_for_the_end(h: Harness, model: Model) -> None:
     got = await cut(h, [TASK], after=6000)
-    kept = h.wire.read_part(got.decode(errors="ignore"))
+    kept = h.wire.read_part(got.decode(errors="ignore")).text
     assert LONG.startswith(kept)
     assert kept
     await h.ask([TASK, Answered(kept), MORE])
+
+
+FIRST, SECOND = call_text("run", '{"cmd": "first"}'), call_text("run", '{"cmd": "second"}')
+
+
+def first_call_kept(done: Done) -> None:
+    assert done["fates"] == ["live", "live"]
+    assert set(done["ledger"]["discarded"]) == {"undelivered"}
+    (text,) = trained(done)
+    assert text.startswith(FIRST)
+    assert SECOND not in text
+    (chain,) = done["trajectories"]
+    whole = decode(chain["token_ids"])
+    assert f"{text.removesuffix(DONE + END)}{END}" in whole  # closed by a repair
+    assert "repair" in chain["provenance"]
+
+
+async def cut_between_calls(h: Harness) -> Answered:
+    got = await cut(h, [TASK], after=6000)
+    kept = h.wire.read_part(got.decode(errors="ignore"))
+    assert [json.loads(c.arguments) for c in kept.calls] == [{"cmd": "first"}]
+    return kept
+
+
+@behaviour([FIRST + LONG + SECOND, DONE], first_call_kept, streams=(False,))
+async def goes_on_with_the_calls_of_a_cut_stream(h: Harness, model: Model) -> None:
+    kept = await cut_between_calls(h)
+    await h.ask([TASK, Answered(calls=kept.calls), Result(kept.calls[0].id, "ok")])
+
+
+@behaviour([FIRST + LONG + SECOND, DONE], first_call_kept, streams=(False,))
+async def goes_on_with_the_calls_and_the_text_of_a_cut_stream(h: Harness, model: Model) -> None:
+    kept = await cut_between_calls(h)
+    assert LONG.startswith(kept.text)
+    assert kept.text
+    await h.ask([TASK, kept, Result(kept.calls[0].id, "ok")])
 
 
 # ---------------------------------------------------------------- retries and rewinds

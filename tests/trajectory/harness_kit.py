@@ -113,6 +113,7 @@ class Harness:
         ends = [0] * len(answer.reasoning.split())
         for word in answer.text.split():
             ends.append(answer.text.index(word, ends[-1] if ends else 0) + len(word))
+        call_ends = tuple(len(ends) + n + 1 for n in range(len(made)))
         ends += [len(answer.text)] * (len(made) + (answer.finish == "stop") + answer.overrun)
         n = len(ends)
         ids = np.arange(self.sampled, self.sampled + n, dtype=np.int32) + FIRST_SAMPLED
@@ -129,6 +130,7 @@ class Harness:
             used=n - answer.overrun if answer.overrun else None,
             closed=answer.finish == "stop" and not answer.overrun,
             text_ends=np.array(ends, np.int32),
+            call_ends=call_ends,
         )
         return sampled, reply
 

@@ -187,11 +187,19 @@ class Session:
     def cut(self, talk: Talk) -> None:
         """A cut stream is taken for the end."""
         one = f"one{self.h.serial}"
-        node = self.ask(talk, Answer(f"{one} two three", self.rng.choice([(), LS])), delivered=False)
+        calls = self.rng.choice([(), LS, (*LS, ("run", '{"cmd": "pwd"}'))])
+        node = self.ask(talk, Answer(f"{one} two three", calls), delivered=False)
         self.h.met("cut", node)
-        kept = self.rng.choice([one, f"{one} two", f"{one} two "])
-        head = self.hold(Message("assistant", kept), node, len(kept.split()))
-        talk.messages = [*talk.messages, head, Message("user", self.say())]
+        if len(calls) > 1 and self.rng.random() < 0.5:
+            self.h.met("cut between calls", node)
+            first = node.message.calls[:1]
+            head = self.hold(Message("assistant", node.message.text, first), node, 4)
+            after = Message("tool", self.say(), answers=first[0].id)
+        else:
+            kept = self.rng.choice([one, f"{one} two", f"{one} two "])
+            head = self.hold(Message("assistant", kept), node, len(kept.split()))
+            after = Message("user", self.say())
+        talk.messages = [*talk.messages, head, after]
 
     def one_off(self, talk: Talk) -> None:
         """An answer is left out of one request and comes back in the next."""
@@ -302,8 +310,9 @@ def rows(h: Harness, out: Export) -> set[str]:
         )
     moved = any(not s.home for t in out.trajectories for s in t.actions)
     found |= {row for row in ("compacted", "trimmed", "tools changed") if row in h.rows and moved}
-    cut = [h.tree.history.actions[o].acted for o in h.rows.get("cut", ())]
-    found |= {"cut"} if any(a.echoes and not a.whole for a in cut) else set()
+    for row in ("cut", "cut between calls"):
+        cut = [h.tree.history.actions[o].acted for o in h.rows.get(row, ())]
+        found |= {row} if any(a.echoes and not a.whole for a in cut) else set()
     if any((t.provenance == Provenance.REPAIR).any() for t in out.trajectories):
         found.add("repair")
     return found
@@ -311,6 +320,7 @@ def rows(h: Harness, out: Export) -> set[str]:
 
 ROWS = (
     "echoed verbatim", "echoed normalised", "echoed edited", "repaired", "written out", "replaced", "dropped",
-    "refused", "guarded", "left out and back", "undelivered", "cut", "retried", "overlapping", "split", "rewound",
-    "compacted", "trimmed", "tools changed", "bigger", "parallel", "subagents", "side call", "repair",
+    "refused", "guarded", "left out and back", "undelivered", "cut", "cut between calls", "retried", "overlapping",
+    "split", "rewound", "compacted", "trimmed", "tools changed", "bigger", "parallel", "subagents", "side call",
+    "repair",
 )  # fmt: skip

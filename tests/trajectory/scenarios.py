@@ -330,6 +330,25 @@ def the_head_of_a_cut_stream_keeps_its_tokens() -> None:
 
 
 @scenario
+def a_stream_cut_between_two_calls_keeps_the_first() -> None:
+    for text in ("go", ""):
+        h = Harness()
+        two = (("run", '{"cmd": "a"}'), ("run", '{"cmd": "b"}'))
+        a = h.ask([SYS, USER], "go", two, delivered=False)
+        head = Message("assistant", text, a.message.calls[:1])
+        b = h.ask([SYS, USER, head, result(a, "aaa")], "next", LS)
+        h.ask([SYS, USER, head, result(a, "aaa"), b.message, result(b)], "done")
+        out = h.export()
+        assert fates(h) == ["live", "live", "live"]
+        assert out.ledger.discarded == {"undelivered": 2}  # the second call and the end of turn
+        (chain,) = out.trajectories
+        assert chain.loss_mask[chain.actions[0].start : chain.actions[0].end].all()
+        assert chain.actions[0].end - chain.actions[0].start == 2
+        assert chain.provenance[chain.actions[0].end] == Provenance.REPAIR
+        check(h)
+
+
+@scenario
 def a_head_whose_next_request_failed_is_trained_too() -> None:
     h = Harness()
     h.ask([SYS, USER], "one two three", delivered=False)

@@ -157,6 +157,44 @@ def test_the_head_of_a_cut_stream_in_tokens(kept: str, calls: tuple[Any, ...], t
     assert head(sent, sampled, Message("assistant", kept, sent.calls)) == 0 or not calls
 
 
+@pytest.mark.parametrize(
+    ("text", "calls", "tokens"),
+    [
+        ("one two", 0, 2),
+        ("one two", 1, 3),
+        ("one two \n", 2, 4),
+        ("", 1, 3),  # the text beside the call left out
+        ("one two", 3, 0),  # all of it: an echo
+        ("", 3, 0),
+        ("one", 1, 0),  # the text came before the call
+        ("other", 1, 0),
+    ],
+)
+def test_the_head_of_a_stream_cut_between_calls(text: str, calls: int, tokens: int) -> None:
+    three = tuple(("run", f'{{"cmd": "{c}"}}') for c in "abc")
+    sampled, sent = Harness().sample(Answer("one two", three))
+    assert head(sent, sampled, Message("assistant", text, sent.calls[:calls])) == tokens
+    written = tuple(Call(None, c.name, c.value) for c in sent.calls[:calls])
+    assert head(sent, sampled, Message("assistant", text, written)) == tokens
+    if calls:
+        other = (*sent.calls[: calls - 1], evolve(sent.calls[calls - 1], arguments='{"cmd": "x"}'))
+        assert head(sent, sampled, Message("assistant", text, other)) == 0
+        assert head(sent, evolve(sampled, call_ends=()), Message("assistant", text, sent.calls[:calls])) == 0
+
+
+def test_text_from_behind_a_call_is_kept_only_with_the_call() -> None:
+    sampled, sent = Harness().sample(Answer("one two", (*LS, *LS)))
+    between = evolve(sampled, text_ends=np.array([3, 3, 7, 7, 7], np.int32), call_ends=(2, 4))
+    assert [head(sent, between, Message("assistant", t, sent.calls[:n])) for t, n in (("one", 0), ("one two", 1))] == [
+        1,
+        3,
+    ]
+    assert head(sent, between, Message("assistant", "one two")) == 0
+    sampled, sent = Harness().sample(Answer("one two", LS))
+    behind = evolve(sampled, text_ends=np.array([3, 3, 7, 7], np.int32), call_ends=(2,))
+    assert head(sent, behind, Message("assistant", "", sent.calls)) == 2
+
+
 def test_text_that_is_held_back_counts_with_the_token_that_lets_it_out() -> None:
     sampled, sent = Harness().sample(Answer("one two three"))
     late = evolve(sampled, text_ends=np.array([0, 7, 7, 13], np.int32))
