@@ -288,7 +288,7 @@ class ModelEndpoint:
     before ``/v1``, or in this process through ``complete``, which is the same gateway session without a socket.
     ``serve`` answers requests on one more listening socket until it is cancelled: the way in for a sandbox whose
     loopback is its own. ``spent`` returns once a request was refused because no generation is left: there is nothing
-    more for the agent to do."""
+    more for the agent to do. ``acted`` gives the session and the turn of its last action (-1: none yet)."""
 
     base_url: str
     api_key: str
@@ -296,6 +296,7 @@ class ModelEndpoint:
     complete: Callable[[ModelCall], Any] | None = field(default=None, repr=False, eq=False)  # async -> Reply
     serve: Callable[[SocketListener], Awaitable[None]] | None = field(default=None, repr=False, eq=False)
     spent: Callable[[], Awaitable[None]] | None = field(default=None, repr=False, eq=False)
+    acted: Callable[[], tuple[SessionId, int]] | None = field(default=None, repr=False, eq=False)
 
     @property
     def openai_base_url(self) -> str:

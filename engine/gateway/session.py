@@ -143,7 +143,11 @@ class GatewaySession:
 
     def endpoint(self) -> ModelEndpoint:
         """How an agent reaches this session, in this process or over HTTP."""
-        return evolve(self.address, complete=self.ask, spent=self.spent.wait)
+        return evolve(self.address, complete=self.ask, spent=self.spent.wait, acted=self.last_action)
+
+    def last_action(self) -> tuple[str, int]:
+        """This session and the turn of its last answer; -1 before the first."""
+        return self.id, int(self._turns[-1]["turn"]) if self._turns else -1
 
     @property
     def turns(self) -> tuple[Mapping[str, Json], ...]:
