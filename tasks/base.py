@@ -17,6 +17,7 @@ import trio
 from attrs import evolve
 
 from uniagent.engine.accelerator import AcceleratorError
+from uniagent.engine.egress.record import egress_of
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.messages import ModelCall, Problem, Reply
 from uniagent.engine.ports import (
@@ -46,11 +47,16 @@ async def run_episode(
     started = trio.current_time()
     try:
         async with open_sandbox(config, providers, getattr(agent, "read_only", ())) as sandbox:
+            egress = egress_of(sandbox)
+            if egress is not None:
+                egress.actor = model.acted
             await setup(sandbox)
             ready = trio.current_time()
             acted = await _act(agent, config, sandbox, model)
             ended = trio.current_time()
             result = await _judge(verify, config, sandbox, acted)
+            if egress is not None:
+                result = evolve(result, details={**result.details, "egress": egress.as_json()})
             verified = trio.current_time()
             timings = {"agent_s": ended - ready, "verify_s": verified - ended}
     except* (InfraError, OSError) as problems:

@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
-from uniagent.adapters.sandboxes.config import LocalConfig
+from uniagent.adapters.sandboxes.config import PROXIED, LocalConfig
+from uniagent.adapters.sandboxes.trust import BUNDLE, BUNDLES, TRUST, proxy_environment
 from uniagent.engine.errors import UserError
 
 RUN = "/run/uniagent"  # where the sandbox sees the directory of its pipes
@@ -93,8 +94,8 @@ def system() -> list[str]:
     return options
 
 
-def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, etc: str) -> list[str]:
-    """bubblewrap's argv up to the program to run."""
+def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, etc: str, trust: str = "") -> list[str]:
+    """bubblewrap's argv up to the program to run. ``trust``: the folder of what guarded sandboxes trust."""
     if config.image is None:
         root, sealed = [*system(), "--ro-bind", etc, "/etc"], ["--remount-ro", "/"]
     else:
@@ -103,8 +104,14 @@ def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, e
     options += ["--ro-bind", run, RUN, "--bind", tmp, "/tmp", "--bind", work, config.workdir]
     for path in config.read_only:
         options += ["--ro-bind", path, path]
+    if config.network == "guarded":
+        options += ["--ro-bind", trust, TRUST]
+        there = Path(config.image or "/")
+        for store in BUNDLES:
+            if (there / store.lstrip("/")).is_file() and (config.image or store.startswith("/etc/ssl/certs/")):
+                options += ["--ro-bind", f"{trust}/{BUNDLE}", store]
     options += ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    options += ["--unshare-net"] if config.network == "none" else []
+    options += ["--unshare-net"] if config.network != "host" else []
     options += ["--uid", UID, "--gid", UID, "--as-pid-1", "--die-with-parent", "--new-session", *sealed]
     options += ["--clearenv"]
     for name, value in environment(config, home="/tmp").items():
@@ -122,6 +129,8 @@ def environment(config: LocalConfig, *, home: str) -> Mapping[str, str]:
         "TERM": "dumb",
         "PAGER": "cat",
     }
+    if config.network in PROXIED:
+        base |= proxy_environment(guarded=config.network == "guarded")
     return {**base, **config.env}
 
 

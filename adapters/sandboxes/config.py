@@ -12,10 +12,12 @@ from attrs import frozen
 
 from uniagent.adapters.options import options
 from uniagent.engine.config import key
+from uniagent.engine.egress.rules import hosts_checked
 from uniagent.engine.errors import UserError
 from uniagent.engine.ports import Json
 
 MIB = 1 << 20
+PROXIED = ("allowlist", "guarded")  # the only way out is the egress proxy
 TAKEN = ("usr", "etc", "proc", "dev", "run", "tmp", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
@@ -25,8 +27,13 @@ class LocalConfig:
 
     isolation: str = key("bwrap", "bwrap: namespaces; none: plain processes on this machine", choices=("bwrap", "none"))
     network: str = key(
-        "none", "none: only a loopback of its own; host: this machine's network", choices=("none", "host")
+        "none",
+        "none: only a loopback of its own; allowlist: the hosts of allow; guarded: URLs the task's rules allow; "
+        "host: this machine's network",
+        choices=("none", "allowlist", "guarded", "host"),
     )
+    allow: tuple[str, ...] = key((), "hosts that may be reached: name, name:port, *.name (allowlist, guarded)")
+    pinned: tuple[str, ...] = key((), "guarded: hosts whose certificates clients pin: judged by the host alone")
     workdir: str = key("/work", "writable directory inside; with isolation none it is a private host directory")
     image: str | None = key(
         None, "folder with a root file system that has bash; every sandbox writes to a layer of its own above it"
@@ -63,4 +70,15 @@ def local_config(section: Mapping[str, Json]) -> LocalConfig:
     for path in config.read_only:
         if not PurePosixPath(path).is_absolute():
             raise UserError(f"sandbox: read_only has {path!r}, which is not an absolute path")
+    _check_network(config)
     return config
+
+
+def _check_network(config: LocalConfig) -> None:
+    if config.network in PROXIED and config.isolation == "none":
+        raise UserError(f"sandbox: network = {config.network!r} needs isolation = 'bwrap': nothing else would hold it")
+    for name, hosts in (("allow", config.allow), ("pinned", config.pinned)):
+        if hosts and config.network not in PROXIED:
+            raise UserError(f"sandbox: {name} needs network = 'allowlist' or 'guarded', not {config.network!r}")
+        if problem := hosts_checked(hosts):
+            raise UserError(f"sandbox: {name} = {list(hosts)!r}: {problem}")

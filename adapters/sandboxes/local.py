@@ -10,6 +10,7 @@ it, and with ``warm`` some of each kind stand ready.
 
 from __future__ import annotations
 
+import datetime
 import logging
 import resource
 import signal
@@ -26,10 +27,15 @@ from uniagent.adapters.sandboxes import bwrap
 from uniagent.adapters.sandboxes.cgroups import Hierarchy, hierarchies, remove_left
 from uniagent.adapters.sandboxes.config import LocalConfig, local_config
 from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox, Place, start_words
+from uniagent.adapters.sandboxes.loopback import listen_inside
 from uniagent.adapters.sandboxes.node_dir import MARK, NodeFolder, reap, root_folder
 from uniagent.adapters.sandboxes.processes import marked, send
 from uniagent.adapters.sandboxes.starter import Starter
+from uniagent.adapters.sandboxes.trust import PROXY_PORT, write_trust
 from uniagent.engine.config import key
+from uniagent.engine.egress.authority import Authority
+from uniagent.engine.egress.outside import Outside
+from uniagent.engine.egress.proxy import EgressProxy
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Json
 
@@ -68,6 +74,8 @@ class LocalProvider:
         self.retired: list[LocalSandbox] = []
         self.asked = trio.Event()
         self.died = trio.Event()
+        self.authority: Authority | None = None
+        self.outside: Outside | None = None  # how egress proxies reach the world, where it is not as this machine does
 
     # ------------------------------------------------------------ life
 
@@ -117,9 +125,25 @@ class LocalProvider:
         section = {name: value for name, value in config.items() if name not in fields_dict(ProviderOptions)}
         box = await self._take(local_config({**self.defaults, **section}))
         try:
-            yield box
+            async with self._way_out(box):
+                yield box
         finally:
             self._retire(box)
+
+    @asynccontextmanager
+    async def _way_out(self, box: LocalSandbox) -> AsyncIterator[None]:
+        """The egress proxy of a sandbox that has one, listening inside while the block lasts."""
+        if box.egress is None:
+            yield
+            return
+        proxy = EgressProxy(box.egress, self.outside or Outside(), self.authority)
+        listener = await listen_inside(await box.init.first(), PROXY_PORT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(proxy.serve, listener)
+            try:
+                yield
+            finally:
+                nursery.cancel_scope.cancel()
 
     async def _take(self, config: LocalConfig) -> LocalSandbox:
         kind = evolve(config, files={})
@@ -144,6 +168,8 @@ class LocalProvider:
         program: str | None = None
         if config.isolation == "bwrap":
             self.program = program = self.program or bwrap.find_bwrap(self.options.bwrap)
+        if config.network == "guarded" and self.authority is None:
+            await self._make_authority()
         self.count += 1
         place = Place(self.folder.path, self.pipes.path, self.count)
         try:
@@ -152,13 +178,21 @@ class LocalProvider:
             place.remove()
             raise InfraError(f"a sandbox could not be started: {problem}") from problem
         try:
-            await self.starter.start(start_words(config, program, place.etc), place.folder, place.pipes)
+            await self.starter.start(start_words(config, program, place), place.folder, place.pipes)
             if not self.started_once:
                 await self._first_answer(box)
         except BaseException:
             self._retire(box)
             raise
         return box
+
+    async def _make_authority(self) -> None:
+        """The run's own certificate authority, made when the first guarded sandbox is wanted."""
+        now = datetime.datetime.now(datetime.UTC)
+        made = await trio.to_thread.run_sync(Authority, now)
+        if self.authority is None:
+            self.authority = made
+            write_trust(self.pipes.path / "trust", made.bundle(), made.certificate)
 
     async def _first_answer(self, box: LocalSandbox) -> None:
         """Whether sandboxes work here at all; from then on they are trusted to start."""

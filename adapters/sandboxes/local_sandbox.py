@@ -19,7 +19,7 @@ from attrs import frozen
 
 from uniagent.adapters.sandboxes import bwrap, hostfiles
 from uniagent.adapters.sandboxes.cgroups import Group, Hierarchy
-from uniagent.adapters.sandboxes.config import LocalConfig
+from uniagent.adapters.sandboxes.config import PROXIED, LocalConfig
 from uniagent.adapters.sandboxes.fifo_channel import FifoChannel
 from uniagent.adapters.sandboxes.init import Init
 from uniagent.adapters.sandboxes.loopback import inside
@@ -28,6 +28,9 @@ from uniagent.adapters.sandboxes.pipes import Capped, Collector
 from uniagent.adapters.sandboxes.processes import children, ended, kill_trees, marked
 from uniagent.adapters.sandboxes.shell import LocalShell
 from uniagent.adapters.sandboxes.starter import BASH, FOLDER, PIPES
+from uniagent.engine.egress.record import Egress
+from uniagent.engine.egress.rules import Listed
+from uniagent.engine.egress.target import authority
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Completed, ModelEndpoint
 
@@ -63,6 +66,10 @@ class Place:
         return f"{self.node_pipes}/etc"
 
     @property
+    def trust(self) -> str:
+        return f"{self.node_pipes}/trust"
+
+    @property
     def label(self) -> str:
         return f"{self.node.name}-{self.number}"
 
@@ -71,15 +78,22 @@ class Place:
         hostfiles.remove(self.pipes)
 
 
-def start_words(config: LocalConfig, program: str | None, etc: str) -> list[str]:
+def start_words(config: LocalConfig, program: str | None, place: Place) -> list[str]:
     """The argv of a sandbox's first process, for the starter. ``program`` is bubblewrap's path, None for isolation
     none, whose processes are marked with their folder."""
     if program is not None:
-        confined = bwrap.confine(program, config, work=f"{FOLDER}/work", tmp=f"{FOLDER}/tmp", run=PIPES, etc=etc)
+        work, tmp = f"{FOLDER}/work", f"{FOLDER}/tmp"
+        confined = bwrap.confine(program, config, work=work, tmp=tmp, run=PIPES, etc=place.etc, trust=place.trust)
         return [*confined, *BASH]
     env = {**bwrap.environment(config, home=f"{FOLDER}/tmp"), MARK: f"{FOLDER}/"}
     pairs = [f"{name}={value}" for name, value in env.items()]
     return ["env", "-i", "-C", f"{FOLDER}/work", *pairs, *BASH]
+
+
+def way_out(config: LocalConfig) -> Egress:
+    """The record and the rules that a sandbox behind the proxy begins with."""
+    pinned = {authority(host, 443) for host in config.pinned}
+    return Egress(config.network, Listed(config.allow), pinned)
 
 
 class LocalSandbox:
@@ -102,6 +116,9 @@ class LocalSandbox:
         if groups and (config.memory_mib or config.pids):
             self.group = Group(groups, place.label, config.memory_mib, config.pids)
             self.init.enter = self.group.enter
+        self.egress: Egress | None = None
+        if config.network in PROXIED:
+            self.egress = way_out(config)
         self._shell = LocalShell(self.init, config.output_bytes)
 
     def plant(self, files: Mapping[str, str]) -> None:

@@ -23,11 +23,11 @@ PROGRAM = Path(__file__).with_name("netns_socket.py")
 TIMEOUT_S = 30.0
 
 
-async def listen_inside(pid: int) -> trio.SocketListener:
-    """A socket on 127.0.0.1, at a free port, in the network namespace of a process. Raises InfraError."""
+async def listen_inside(pid: int, port: int = 0) -> trio.SocketListener:
+    """A socket on 127.0.0.1, at a port (0: a free one), in the network namespace of a process. Raises InfraError."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-I", "-S", str(PROGRAM), str(pid)]
+        command = [sys.executable, "-I", "-S", str(PROGRAM), str(pid), str(port)]
         with trio.move_on_after(TIMEOUT_S):
             done = await trio.run_process(command, stdin=theirs, capture_stderr=True, check=False)
             if done.returncode == 0:

@@ -1,8 +1,8 @@
 """A program of its own: opens a listening socket inside another process's network namespace and hands it out.
 
-``python netns_socket.py PID`` sends one listening TCP socket on 127.0.0.1, its port chosen by the kernel, over the Unix
-socket that is its stdin. It joins the user namespace that owns the network namespace first, which a program may do only
-before it has a second thread: hence no function of the node. Uses the standard library alone.
+``python netns_socket.py PID PORT`` sends one listening TCP socket on 127.0.0.1 (port 0: chosen by the kernel) over the
+Unix socket that is its stdin. It joins the user namespace that owns the network namespace first, which a program may do
+only before it has a second thread: hence no function of the node. Uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def join(namespace: int, kind: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def main(pid: str) -> None:
+def main(pid: str, port: str) -> None:
     """Raises OSError where the namespaces of the process cannot be joined."""
     network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     owner = fcntl.ioctl(network, NS_GET_USERNS)
     if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:
         join(owner, CLONE_NEWUSER)
     join(network, CLONE_NEWNET)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+    listener = socket.create_server(("127.0.0.1", int(port)), backlog=BACKLOG)
     with socket.socket(fileno=0) as out:
         socket.send_fds(out, [b"."], [listener.fileno()])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

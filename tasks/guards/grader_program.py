@@ -1,9 +1,9 @@
 """A program of its own, run inside a sandbox: runs test files and says what became of each test.
 
-stdin: ``{"nonce", "root", "path", "files", "runner"}``. The last line it writes to its stdout is the nonce, a space, and
-``{"tests": {id: outcome}, "canaries": {name: outcome}}``; whatever tests print goes to stderr. Canaries are tests that
-must fail, one for each way of asserting, run before and after the others: when one does not fail, somebody has changed
-what a test is. The standard library alone, and pytest where ``runner`` says so.
+stdin: ``{"nonce", "root", "path", "files", "runner"}``. The last line it writes to its stdout is the nonce, a space and
+``{"tests": {id: outcome}, "canaries": {name: outcome}}``; what tests print goes to stderr. Canaries are tests that must
+fail, one for each way of asserting, run before and after the others: when one does not fail, somebody has changed what
+a test is. The standard library alone, and pytest where ``runner`` says so.
 """
 
 import json
