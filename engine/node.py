@@ -114,7 +114,12 @@ class Node:
 
     def _sync(self, team: Team, version: int) -> None:
         assert self.core is not None
-        self.core.update(None if self.shared else team.weights(), version, KvPolicy(self.config.engine.kv))
+        weights = None if self.shared else team.weights()
+        self.core.update(weights, version, KvPolicy(self.config.engine.kv))
+        if weights is not None and (held := self.core.weights()) is not None:
+            from uniagent.engine.learner.weights import compare
+
+            compare(weights, held)
 
 
 @asynccontextmanager

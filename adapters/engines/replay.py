@@ -89,6 +89,9 @@ class Leader:
         self._send(("update", shapes, version, kv))
         self._inner.update([(name, self._channel.tensor(t.contiguous())) for name, t in pairs], version, kv)
 
+    def weights(self) -> Weights:
+        return self._inner.weights()
+
     def capacity(self) -> Capacity:
         return self._inner.capacity()
 

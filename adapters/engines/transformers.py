@@ -120,6 +120,9 @@ class SlotEngine:
             self._broken = None
         self._table.renew(version, kv)
 
+    def weights(self) -> Weights:
+        return self._model.named_parameters(remove_duplicate=False)
+
     # ------------------------------------------------------------ steps
 
     def step(self) -> list[StepOutput]:

@@ -121,6 +121,9 @@ class VllmEngine:
         self._engine.abort_request([str(id)])
         return live.generation(Finish.ABORTED, self._epochs, self._version)
 
+    def weights(self) -> Weights:
+        return None
+
     def busy(self) -> bool:
         return bool(self._live) and not self._asleep
 

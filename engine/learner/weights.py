@@ -2,7 +2,7 @@
 
 By reference when the engine decodes on the learner's own module: nothing moves, only the version. By copy otherwise:
 tensors under the model's names, in the engine's dtype, which the engine's own loader maps. To other ranks by broadcast,
-in buckets. ``checksum`` says whether both sides hold the same bits.
+in buckets. ``checksum`` says whether two sides hold the same bits, and ``compare`` names the weights that differ.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from torch.distributed.tensor import DTensor
 from uniagent.engine.learner.lora import merged
 
 NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+class SyncMismatch(RuntimeError):
+    """An engine does not hold the weights it was sent."""
 
 
 def named_weights(model: Any, *, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -51,8 +55,9 @@ def broadcast(
     weights: NamedTensors | None, *, source: int = 0, group: Any = None, device: str = "cpu", bucket_mib: int = 256
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of rank ``source``'s weights on every rank of the group, bucket by bucket, so that a receiver
-    never holds more than one bucket beside its own weights. All ranks go through it; only the source gives
-    ``weights``."""
+    never holds more than one bucket beside its own weights. All ranks of the group go through all of it; only the
+    source gives ``weights``. ``source`` is a rank of the whole world; ``device`` that of the buckets (as the group's
+    back-end wants it) and of what is yielded."""
     me = dist.get_rank()
     buckets = _buckets(weights or (), bucket_mib << 20)
     while True:
@@ -87,10 +92,29 @@ def _buckets(weights: NamedTensors, limit: int) -> Iterator[list[tuple[str, Tens
 def checksum(weights: NamedTensors) -> str:
     """A fingerprint of the bits, the same on every device and in every order of the tensors. Sums are integers modulo
     2**64, so that they do not depend on how the work is split; a changed or moved element changes the sum."""
-    total = 0
-    for name, tensor in weights:
-        total = (total + _mix(_hash_name(name) + _sum(tensor))) % 2**64
-    return f"{total:016x}"
+    return f"{sum(_digest(name, tensor) for name, tensor in weights) % 2**64:016x}"
+
+
+def compare(sent: NamedTensors, held: NamedTensors) -> str:
+    """The checksum of what was sent, in the dtypes it is held in. Raises SyncMismatch when anything sent is not held
+    bit by bit; ``held`` may have more names (tied weights under both)."""
+    own, total, wrong = dict(held), 0, []
+    for name, tensor in sent:
+        here = own.get(name)
+        expected = _digest(name, tensor if here is None else tensor.to(here.dtype))
+        total += expected
+        if here is None or _digest(name, here) != expected:
+            wrong.append(name)
+    if wrong:
+        raise SyncMismatch(
+            f"after a weight sync the engine's {', '.join(wrong[:3])} ({len(wrong)} weights in all) are not what the "
+            "learner sent: the new weights did not arrive whole"
+        )
+    return f"{total % 2**64:016x}"
+
+
+def _digest(name: str, tensor: Tensor) -> int:
+    return _mix(_hash_name(name) + _sum(tensor))
 
 
 def _hash_name(name: str) -> int:
@@ -100,7 +124,8 @@ def _hash_name(name: str) -> int:
     return value
 
 
-def _sum(tensor: Tensor, chunk: int = 1 << 20) -> int:
+def _sum(tensor: Tensor) -> int:
+    chunk = 1 << (20 if tensor.device.type == "cpu" else 24)
     words = tensor.detach().contiguous().view(-1).view(torch.int16 if tensor.element_size() == 2 else torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, len(words), chunk):

@@ -69,6 +69,9 @@ class Counting:
     def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
         self.version = version
 
+    def weights(self) -> Weights:
+        return None
+
     def capacity(self) -> Capacity:
         return Capacity(100, 100 - len(self.live), len(self.live), 0, 50)
 

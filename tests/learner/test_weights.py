@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from uniagent.engine.learner.weights import checksum, copy_weights, named_weights
+from uniagent.engine.learner.weights import SyncMismatch, checksum, compare, copy_weights, named_weights
 
 
 def test_a_copy_has_the_same_checksum_and_the_same_function(kit: Any) -> None:
@@ -41,6 +41,20 @@ def test_weights_can_be_handed_over_in_another_dtype(kit: Any) -> None:
     names = dict(named_weights(model, dtype=torch.bfloat16))
     assert {t.dtype for t in names.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in names  # tied: once
+
+
+def test_an_engine_that_does_not_hold_what_was_sent_is_found_out(kit: Any) -> None:
+    learner, engine = kit.model(), kit.model(dtype="bfloat16").to(torch.bfloat16)
+    copy_weights(named_weights(learner), engine)
+    sent = list(named_weights(learner))
+    held = dict(engine.named_parameters(remove_duplicate=False))
+    assert compare(sent, held.items()) == checksum(named_weights(learner, dtype=torch.bfloat16))
+    with torch.no_grad():
+        held["model.norm.weight"][7] += 0.01
+    with pytest.raises(SyncMismatch, match=r"model\.norm\.weight \(1 weights in all\)"):
+        compare(sent, held.items())
+    with pytest.raises(SyncMismatch, match=r"model\.embed_tokens\.weight"):
+        compare(sent, [(name, p) for name, p in held.items() if "embed" not in name])
 
 
 def test_names_and_shapes_must_fit(kit: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +50,19 @@ async def test_agreement_passes_and_a_lost_update_stops_the_run() -> None:
             await canary.check(1)
         await driver.update(learner.named_parameters(), 2, KvPolicy.RECOMPUTE)
         assert await canary.check(2) < 1e-4
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_arrive_stop_the_run_by_name(quickstart: Any, tmp_path: Path) -> None:
+    lost = """
+from uniagent.adapters.engines import transformers as engine
+whole = engine.load
+def load(module, weights):
+    whole(module, weights)
+    dict(module.named_parameters())["model.norm.weight"].data[3] += 1e-6
+engine.load = load
+"""
+    copies = ("rollout.mode='colocated'", "learner.minibatches=2")  # the engine has a module of its own
+    done = quickstart.train(tmp_path / "run", "run.steps=2", "eval.data=''", *copies, prelude=lost)
+    assert done.returncode == 1
+    assert "model.norm.weight (1 weights in all) are not what the learner sent" in done.stderr
