@@ -181,6 +181,8 @@ def _located(kind: str, value: str, base: Path) -> str:
     builtin = kind == "model" and value.startswith("builtin:")
     try:
         path = (base / os.path.expanduser(value)).resolve()
+        if kind == "new":
+            return str(path)
         if kind == "model":
             model_files.folder(value if builtin else str(path))
             return value if builtin else str(path)

@@ -7,7 +7,6 @@ when the checkpoint was made is begun anew, and what the record says of it from 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
@@ -32,6 +31,7 @@ class Position:
     given_back: int = 0
     evals: Mapping[str, Mapping[str, float]] = field(factory=dict)
     spent: Mapping[str, float] = field(factory=dict)
+    curriculum: Mapping[str, Json] = field(factory=dict)  # which samples those are, and which come next
 
     def as_json(self) -> dict[str, Json]:
         return attrs.asdict(self)
@@ -61,11 +61,8 @@ class Samples:
 
     @classmethod
     def after(cls, position: Position, samples: Iterator[Sample]) -> Self:
-        """``samples``: all of the data, from its start."""
-        again = frozenset(position.again)
-        repeated = (s for s in itertools.islice(samples, position.next) if s[0] in again)
-        rest = itertools.chain(repeated, samples)
-        return cls(rest, position.next, position.trained, position.given_back, set(again))
+        """``samples`` go on from there: first those of ``again``, then the data from ``next`` on."""
+        return cls(samples, position.next, position.trained, position.given_back, set(position.again))
 
     def __iter__(self) -> Iterator[Sample]:
         return self

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 
 from uniagent.engine.checkpointing import Checkpoints
 from uniagent.engine.config_file import dump
+from uniagent.engine.curriculum.feed import Feed, open_feed
 from uniagent.engine.episode import Episode
 from uniagent.engine.errors import UserError
 from uniagent.engine.evaluation import evaluate
@@ -53,6 +54,7 @@ class Training:
     tokens: int = 0  # sampled, all phases
     sandbox_s: float = 0.0
     _samples: Samples = field(init=False)
+    _feed: Feed = field(init=False)
     _started: float = field(factory=trio.current_time)
     _trained_at: float = field(factory=trio.current_time)
     _ended: int = 0  # sessions since the last step
@@ -65,9 +67,14 @@ class Training:
 
     async def run(self) -> None:
         """Evaluate, train run.steps batches, evaluate, save. Returns early once the node is asked to stop."""
+        hashes = await self._header()
+        seed = self.node.config.run.seed
+        async with open_feed(self.node, self.folder.path, hashes, seed=seed, state=self.start.curriculum) as self._feed:
+            self._samples = Samples.after(self.start, self._feed)
+            await self._run()
+
+    async def _run(self) -> None:
         config, stop = self.node.config, self.node.stop
-        await self._header()
-        self._samples = Samples.after(self.start, enumerate(self._rows()))
         if "before" not in self.evals:
             await self._evaluate("before")
         scheduler = self._scheduler()
@@ -94,6 +101,7 @@ class Training:
                 await scheduler.ended.wait()
             nursery.cancel_scope.cancel()
         await self._record(scheduler.leftover)
+        await self._feed.write(scheduler.leftover)
         await self.checkpoints.save(self.step, self._position())
         await self.checkpoints.written()
         if self.step == config.run.steps and "after" not in self.evals:
@@ -141,7 +149,7 @@ class Training:
         unsynced = self.step % self.node.config.rollout.sync_every != 0  # handing these weights over is a sync
         version = self.node.version + unsynced
         where = self._samples.position(step=self.step, policy_version=version, evals=self.evals, spent=self._spent())
-        return where.as_json()
+        return evolve(where, curriculum=self._feed.curriculum.state()).as_json()
 
     def _spent(self) -> dict[str, float]:
         """Seconds and tokens of the whole run, as far as they led to the weights it has."""
@@ -187,6 +195,8 @@ class Training:
         self.step += 1
         for group in groups:
             self._samples.done(group[0].sample, trained=True)
+            self._feed.done(group)
+        self._feed.advance(node.version)
         self._ended = 0
         if sync:
             scheduler.synced()
@@ -199,6 +209,7 @@ class Training:
             **staleness(episodes, batch.version),
             **learned,
             **node.lag.metrics(),
+            **self._feed.curriculum.metrics(),
             **{f"groups/{name}": n for name, n in scheduler.admission.counters().items()},
             "rollout_s": started - self._trained_at,
             "training_s": trio.current_time() - started,
@@ -214,6 +225,8 @@ class Training:
         for group, cause in [self._returned.popleft() for _ in range(len(self._returned))]:
             await self._record([group], "filtered" if cause == "no_signal" else cause)
             self._samples.done(group[0].sample, trained=False)
+            self._feed.done(group)
+        await self._feed.write()
 
     def _batch(self, groups: Sequence[Group]) -> Batch:
         learner = self.node.config.learner
@@ -258,7 +271,7 @@ class Training:
                 )
         return best
 
-    async def _header(self) -> None:
+    async def _header(self) -> dict[str, str]:
         node = self.node
 
         def hashes() -> dict[str, str]:
@@ -269,7 +282,9 @@ class Training:
         found = await trio.to_thread.run_sync(hashes)
         if self.resumed:
             await trio.to_thread.run_sync(_refuse_other, self.folder, found)
-        await self.journal.header(found, software(), resumed=self.start.as_json() if self.resumed else None)
+        start = evolve(self.start, curriculum={}).as_json() if self.resumed else None
+        await self.journal.header(found, software(), resumed=start)
+        return found
 
 
 def _refuse_other(folder: RunFolder, hashes: Mapping[str, str]) -> None:

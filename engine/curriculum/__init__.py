@@ -1,0 +1,1 @@
+"""Curriculum: which samples come next, from what earlier trials of them showed."""
