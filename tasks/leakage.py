@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 
 from attrs import evolve, field, frozen
 
+from uniagent.engine.egress.record import Access, Egress, egress_of
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import AgentResult, Sandbox, TaskResult
-from uniagent.tasks.guards import commands, copies, history, tampering
+from uniagent.tasks.guards import commands, copies, history, registries, tampering
 from uniagent.tasks.guards.findings import Consequence, Finding, apply
 from uniagent.tasks.guards.grader import Graded, Tests, run_tests
+from uniagent.tasks.guards.network import Guarded
 from uniagent.tasks.guards.origin import Origin, origin
-from uniagent.tasks.guards.scan import Snapshot, interpreter, scan
+from uniagent.tasks.guards.scan import Snapshot, interpreter, run, scan
 
 __all__ = ["Consequence", "Finding", "Graded", "Guard", "Origin", "Prepared", "Tests", "grade", "origin", "prepare",
            "seal", "settle"]  # fmt: skip
@@ -56,26 +59,33 @@ class Prepared:
     files: Mapping[PurePosixPath, bytes] = field(repr=False)  # of the repository
     token: str = ""
     base: str = ""
+    decoys: tuple[str, ...] = ()  # stand where copies were
 
 
 async def prepare(sandbox: Sandbox, guard: Guard) -> Prepared:
     """Before the agent acts, when the repository stands as it shall find it. Raises InfraError when the history cannot
     be cut, or when a copy of the fix lies where it cannot be removed."""
     root = guard.root or sandbox.workdir
+    egress = egress_of(sandbox)
+    if egress is not None and egress.policy == "guarded":
+        egress.rules = Guarded.of(guard.origin, guard.problem)
     python = await interpreter(sandbox)
     base = await history.rebuild(sandbox, root, guard.origin.base_commit or "HEAD") if guard.history else ""
     token = f"decoy-{secrets.token_hex(8)}"
+    decoys: list[str] = []
     if guard.origin.names or guard.origin.packages:
         await copies.empty_caches(sandbox, HOME)
         found = await copies.find(sandbox, guard.origin, root, COPY_PLACES)
-        if left := await copies.take_away(sandbox, found, token):
+        decoys, left = await copies.take_away(sandbox, found, token)
+        if left:
             raise InfraError(
                 f"the sandbox holds {left[0]}, a copy of what the task is about, and it cannot be removed: use an "
                 "image without it"
             )
     before = await scan(sandbox, python, [str(root), HOME], keep=_kept_out(root))
     files = {path: content for path, content in (await sandbox.files(root)).items() if path.parts[0] not in KEPT_OUT}
-    return Prepared(guard, root, python, before, files, token, base)
+    await copies.arm(sandbox, decoys)
+    return Prepared(guard, root, python, before, files, token, base, tuple(decoys))
 
 
 async def seal(sandbox: Sandbox, prepared: Prepared, acted: AgentResult | None = None) -> tuple[Finding, ...]:
@@ -84,12 +94,26 @@ async def seal(sandbox: Sandbox, prepared: Prepared, acted: AgentResult | None =
     guard, root = prepared.guard, prepared.root
     running = await _running(sandbox)
     await end_processes(sandbox)
-    after = await scan(sandbox, prepared.python, [str(root), HOME], site=prepared.before.site, keep=_kept_out(root))
-    after = evolve(after, processes=running, path=prepared.before.path)
+    egress = egress_of(sandbox)
+    if egress is not None:
+        egress.closed = True
+    looked = await copies.disturbed(sandbox, prepared.decoys)
+    after = await scan(
+        sandbox,
+        prepared.python,
+        [str(root), HOME],
+        site=prepared.before.site,
+        path=prepared.before.path,
+        keep=_kept_out(root),
+    )
+    after = evolve(after, processes=running)
     now = {path: content for path, content in (await sandbox.files(root)).items() if path.parts[0] not in KEPT_OUT}
-    found = tampering.tampering(prepared.before, after, root, guard.tests)
+    path_files = await _path_files(sandbox, prepared, after)
+    found = tampering.tampering(prepared.before, after, root, guard.tests, path_files)
     found += _file_findings(prepared, now)
-    found += _copy_findings(prepared, after)
+    found += [Finding("decoy", path, "it stands for a package that was taken away", leak=False) for path in looked]
+    found += _copy_findings(prepared, after, egress)
+    found += network_findings(egress.accesses if egress is not None else ())
     if acted is not None:
         found += commands.audit(commands.commands_of(acted), guard.origin)
     await restore(sandbox, prepared, now)
@@ -124,7 +148,7 @@ async def restore(sandbox: Sandbox, prepared: Prepared, now: Mapping[PurePosixPa
         parents = {parent for p in changed for parent in p.parents if parent.parts}
         doomed += [str(prepared.root / p) for p in parents if p in now]
     for start in range(0, len(doomed), 500):
-        await sandbox.exec(["rm", "-rf", "--", *doomed[start : start + 500]], timeout_s=60)
+        await run(sandbox, ["rm", "-rf", "--", *doomed[start : start + 500]])
     for path in changed:
         await sandbox.write(prepared.root / path, judges[path])
     return [str(p) for p in [*changed, *strange]]
@@ -165,18 +189,42 @@ def _only_added(old: bytes, new: bytes) -> bool:
     return all(line in lines for line in old.splitlines())
 
 
-def _copy_findings(prepared: Prepared, after: Snapshot) -> list[Finding]:
+def _copy_findings(prepared: Prepared, after: Snapshot, egress: Egress | None) -> list[Finding]:
+    """Releases of the task's own distribution that came while the agent acted and are younger than the base commit. Its
+    own builds, and what the proxy let through, are none."""
+    source = prepared.guard.origin
+    rules = egress.rules if egress is not None else None
+    permitted = rules.versions() if isinstance(rules, Guarded) else frozenset()
     new = set(tampering.changed(prepared.before.files, after.files))
-    there = copies.copies({p: after.files[p] for p in new}, prepared.guard.origin, prepared.root)
-    return [
-        Finding("copy", path, f"version {version or 'unknown'} of what the task is about") for path, version in there
-    ]
+    found = []
+    for path, version in copies.copies({p: after.files[p] for p in new}, source, prepared.root):
+        if not version or version in permitted or (source.version and not registries.newer(version, source.version)):
+            continue
+        sure = bool(source.version)
+        found.append(Finding("copy", path, f"version {version} of the task's own distribution", leak=sure))
+    return found
+
+
+def network_findings(accesses: Iterable[Access]) -> list[Finding]:
+    """What a sandbox's record of requests says: one finding an address that a leak rule refused."""
+    leaks = {access.url: access for access in accesses if access.leak}
+    return [Finding("egress", url, f"{a.rule} (turn {a.turn})") for url, a in leaks.items()]
+
+
+async def _path_files(sandbox: Sandbox, prepared: Prepared, after: Snapshot) -> dict[str, bytes]:
+    """Contents of new .pth files; one that cannot be read counts as one that runs code."""
+    found = {}
+    for path in tampering.changed(prepared.before.files, after.files):
+        if path.endswith(".pth") and after.files[path].kind == "file":
+            with suppress(OSError):
+                found[path] = await sandbox.read(PurePosixPath(path))
+    return found
 
 
 async def _running(sandbox: Sandbox) -> tuple[str, ...]:
     """Command lines inside, as they are before everything is ended."""
     script = 'for f in /proc/[0-9]*/cmdline; do tr "\\0" " " <"$f" 2>/dev/null | head -c 500; echo; done'
-    done = await sandbox.exec(["sh", "-c", script], timeout_s=60)
+    done = await run(sandbox, ["sh", "-c", script])
     lines = done.output.decode(errors="replace").splitlines()
     return tuple(line.strip() for line in lines if line.strip() and "/proc/[0-9]*/cmdline" not in line)
 

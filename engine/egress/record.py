@@ -61,6 +61,7 @@ class Egress:
     pinned: set[tuple[str, int]] = field(factory=set)  # hosts whose certificate a client would take from nobody else
     rules: Rules | None = None
     actor: Callable[[], tuple[SessionId, int]] | None = None
+    closed: bool = False  # nothing may be reached any more
     dropped: int = 0
     _accesses: dict[int, Access] = field(factory=dict)
     _count: int = 0
@@ -68,6 +69,9 @@ class Egress:
 
     @property
     def active(self) -> Rules:
+        """What is asked for a verdict now."""
+        if self.closed:
+            return Listed()
         return Both(self.rules, self.listed) if self.rules is not None else self.listed
 
     @property

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import Sandbox
 from uniagent.tasks.guards.origin import Origin, normal
-from uniagent.tasks.guards.scan import Entry
+from uniagent.tasks.guards.scan import Entry, run
 
 SUFFIXES = r"\.(whl|tar\.gz|tgz|zip|tar\.bz2|tar\.xz|conda|egg|gem|crate)"
 ARCHIVE = re.compile(r"^(?P<name>.+?)-v?(?P<version>\d[^-]*?)(-.*)?" + SUFFIXES + "$")
@@ -66,24 +66,41 @@ async def find(sandbox: Sandbox, origin: Origin, root: PurePosixPath, places: Co
     return [path for path in found if version_of(path, origin) is not None]
 
 
-async def take_away(sandbox: Sandbox, paths: Collection[str], token: str) -> list[str]:
-    """Replace copies by decoys, and empty installers' caches; gives the copies that cannot be removed."""
-    left = []
+async def take_away(sandbox: Sandbox, paths: Collection[str], token: str) -> tuple[list[str], list[str]]:
+    """Replace copies by decoys that carry the token; gives the decoys, and the copies that cannot be removed."""
+    decoys, left = [], []
     for path in paths:
-        decoy = path if path.endswith(".py") else f"{path}/__init__.py"
-        package = version_like(path)
+        metadata = bool(INFO.match(PurePosixPath(path).name))  # leaves no decoy: installers would stumble over it
+        plain = path.endswith(".py") or version_like(path)
+        decoy = path if plain else f"{path}/__init__.py"
         script = 'rm -rf -- "$1" || exit 1; [ "$3" = 0 ] || { mkdir -p -- "$(dirname -- "$2")" && cat > "$2"; }'
         text = f'raise ImportError("this copy was taken away before the task began")  # {token}\n'.encode()
-        argv = ["sh", "-c", script, "sh", path, decoy, "0" if package else "1"]
+        argv = ["sh", "-c", script, "sh", path, decoy, "0" if metadata else "1"]
         if (await sandbox.exec(argv, stdin=text, timeout_s=60)).code != 0:
             left.append(path)
-    return left
+        elif not metadata:
+            decoys.append(decoy)
+    return decoys, left
+
+
+async def arm(sandbox: Sandbox, decoys: Collection[str]) -> None:
+    """Date the decoys' last reading long ago, so that the next one shows (where the file system keeps such dates)."""
+    if decoys:
+        await sandbox.exec(["touch", "-a", "-d", "@0", "--", *decoys], timeout_s=60)
+
+
+async def disturbed(sandbox: Sandbox, decoys: Collection[str]) -> list[str]:
+    """Decoys that were read or are gone since they were armed. To be asked before anything of ours reads them."""
+    if not decoys:
+        return []
+    done = await run(sandbox, ["stat", "-c", "%X %n", "--", *decoys])
+    untouched = {line[2:] for line in done.output.decode(errors="replace").splitlines() if line.startswith("0 ")}
+    return [decoy for decoy in decoys if decoy not in untouched]
 
 
 def version_like(path: str) -> bool:
-    """Archives and metadata leave no decoy: nothing could be read from one."""
-    name = PurePosixPath(path).name
-    return bool(ARCHIVE.match(name) or INFO.match(name))
+    """Whether it is an archive."""
+    return bool(ARCHIVE.match(PurePosixPath(path).name))
 
 
 async def empty_caches(sandbox: Sandbox, home: str) -> None:

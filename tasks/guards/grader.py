@@ -53,7 +53,7 @@ def clean_environment(home: str, extra: Mapping[str, str]) -> list[str]:
     """Words that start a program with an environment of its own; nothing of a shell the agent used."""
     base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1", "PYTHONHASHSEED": "0"}  # fmt: skip
-    return ["env", "-i", *(f"{name}={value}" for name, value in {**base, **extra}.items())]
+    return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in {**base, **extra}.items())]
 
 
 async def run_tests(sandbox: Sandbox, python: str, root: PurePosixPath, tests: Tests) -> Graded:

@@ -3,8 +3,8 @@
 In this order: an address instead of a name is refused; the URLs that the statement quotes may be read; the upstream
 repository, its mirrors, forks and raw files are leaks; registries may be used, but of the task's own distribution
 only what an index showed as older than the base commit; documentation may be read, but not the project's own source
-listings. Everything else is unknown and refused, which is no leak. Refusals look at every spelling of a URL, permissions
-at one. Knows no socket.
+listings. Everything else is unknown and refused, which is no leak. Refusals look at every spelling of a URL,
+permissions at one. Knows no socket.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from attrs import define, field
 from uniagent.engine.egress.rules import UNLISTED, Listed, Rewrite, Verdict
 from uniagent.engine.egress.target import Malformed, Target, parse
 from uniagent.tasks.guards import registries
+from uniagent.tasks.guards.copies import ARCHIVE
 from uniagent.tasks.guards.hosts import DOCUMENTATION, FORGES, REGISTRIES
 from uniagent.tasks.guards.origin import Origin, normal, quoted
 
@@ -56,6 +57,11 @@ class Guarded:
         if ADDRESS_IN_NAME.search(target.host):
             return Verdict(False, "a name made of an IP address", leak=True)
         return Verdict(False, UNLISTED)
+
+    def versions(self) -> frozenset[str]:
+        """Of the files that are permitted."""
+        names = (url.rpartition("/")[2] for url in self.permitted)
+        return frozenset(match["version"] for name in names if (match := ARCHIVE.match(name)))
 
     def tunnel(self, host: str, port: int) -> Verdict:
         """Only documentation that is nobody's own: of every other host the URL matters."""

@@ -176,10 +176,10 @@ class Cut:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) <= before
         match = ARCHIVE.match(filename)
         version = version or (match["version"] if match else "")
-        return bool(version and self.origin.version) and not _newer(version, self.origin.version)
+        return bool(version and self.origin.version) and not newer(version, self.origin.version)
 
 
-def _newer(version: str, than: str) -> bool:
+def newer(version: str, than: str) -> bool:
     """Whether a version is above another one; one that cannot be compared counts as newer."""
     from packaging.version import InvalidVersion, Version
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from attrs import frozen
 
 from uniagent.engine.errors import InfraError
-from uniagent.engine.ports import Sandbox
+from uniagent.engine.ports import Completed, Sandbox
 
 PROGRAM = Path(__file__).with_name("scan_program.py")
+CLEAN = ("/usr/bin/env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8")
 TIMEOUT_S = 300.0
 LARGEST = 256 << 20  # bytes of one scan
 
@@ -50,6 +51,11 @@ class Snapshot:
         return {path[len(start) :]: entry for path, entry in self.files.items() if path.startswith(start)}
 
 
+async def run(sandbox: Sandbox, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
+    """A program of the system's own, whatever stands in the PATH of the sandbox or in its environment."""
+    return await sandbox.exec([*CLEAN, *argv], stdin=stdin, timeout_s=timeout_s)
+
+
 async def interpreter(sandbox: Sandbox) -> str:
     """Absolute path of the sandbox's python3. Raises InfraError where there is none."""
     done = await sandbox.exec(["python3", "-I", "-c", "import sys; print(sys.executable)"], timeout_s=60)
@@ -59,23 +65,31 @@ async def interpreter(sandbox: Sandbox) -> str:
 
 
 async def scan(
-    sandbox: Sandbox, python: str, deep: Iterable[str], *, site: Iterable[str] = (), keep: Iterable[str] = ()
+    sandbox: Sandbox,
+    python: str,
+    deep: Iterable[str],
+    *,
+    site: Sequence[str] = (),
+    path: Sequence[str] = (),
+    keep: Iterable[str] = (),
 ) -> Snapshot:
-    """Everything below ``deep`` but ``keep``, and one level of the package directories and of PATH. ``site``: what an
-    earlier scan said; the interpreter then loads no package directory itself. Raises InfraError."""
+    """Everything below ``deep`` but ``keep``, and one level of the package directories and of PATH. ``site``, ``path``:
+    what an earlier scan said; the interpreter then loads no package directory itself. Raises InfraError."""
     out = sandbox.workdir / f".scan-{secrets.token_hex(8)}"
-    asked = {"deep": list(deep), "flat": list(site), "keep": [*keep, str(out)], "out": str(out)}
+    asked = {"deep": list(deep), "flat": [*site, *path], "keep": [*keep, str(out)], "out": str(out)}
     argv = [python, "-I", *(["-S"] if site else []), "-c", PROGRAM.read_text()]
-    done = await sandbox.exec(argv, stdin=json.dumps(asked).encode(), timeout_s=TIMEOUT_S)
+    # the first scan wants to know the PATH and the HOME that an agent has
+    words = [*CLEAN, *argv] if site else argv
+    done = await sandbox.exec(words, stdin=json.dumps(asked).encode(), timeout_s=TIMEOUT_S)
     if done.code != 0:
         said = done.errors.decode(errors="replace").strip()
         raise InfraError(f"the sandbox could not be scanned: {said[-500:] or done.code}")
     answer = json.loads(await sandbox.read(out, limit=LARGEST))
-    await sandbox.exec(["rm", "-f", "--", str(out)], timeout_s=60)
+    await run(sandbox, ["rm", "-f", "--", str(out)])
     return Snapshot(
         files={path: Entry(*row) for path, row in answer["files"].items()},
         site=tuple(answer["site"]),
-        path=tuple(answer["path"]),
+        path=tuple(path or answer["path"]),
         processes=tuple(answer["processes"]),
         bytecode=answer["bytecode"],
         taken=answer["taken"],
