@@ -5,7 +5,7 @@ file ``out``. ``files``: every path -> ``[kind, mode, size, mtime_ns, ctime_ns, 
 file, link, dir or other; ``site``: the interpreter's package directories; ``path``: the directories of PATH;
 ``processes``: the command lines that run; ``bytecode``: compiled files that are not what their source compiles to;
 ``taken``: the time, in ns. Under ``flat`` directories one level is listed, and only files that an interpreter runs by
-itself are hashed; directories of PATH on a read-only file system are passed over.
+itself are hashed; directories on a read-only file system are passed over.
 """
 
 import hashlib
@@ -121,7 +121,7 @@ def main() -> None:
     here = [*site.getsitepackages(), site.getusersitepackages()]
     path = [d for d in os.environ.get("PATH", "").split(":") if d]
     for root in [*asked["flat"], *here, *path]:
-        if root not in path or not read_only(root):
+        if not read_only(root):
             flat(root, files)
     bytecode = {}
     for name, row in files.items():
