@@ -62,7 +62,7 @@ async def open_child(
     """An engine over the model in ``folder`` while the block lasts. Raises ChildError, and cancels the block, when the
     child fails; UserError when vLLM is missing or an option is unknown."""
     options = read_options(settings, device=device)
-    vllm = await trio.to_thread.run_sync(lambda: import_vllm(child=True))
+    vllm = await trio.to_thread.run_sync(import_vllm)
     from uniagent.adapters.engines import vllm_transfer
 
     prepare(options, device=device)

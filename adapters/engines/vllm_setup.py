@@ -67,9 +67,8 @@ def read_options(settings: config.Engine, *, device: str) -> Options:
     return found
 
 
-def import_vllm(*, child: bool = False) -> Any:
-    """The package; raises UserError with the extra to install, or with the line that mends a broken install. ``child``:
-    its core will live in another process."""
+def import_vllm() -> Any:
+    """The package; raises UserError with the extra to install, or with the line that mends a broken install."""
     own = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -77,7 +76,7 @@ def import_vllm(*, child: bool = False) -> Any:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, which a fork would not take along
     }
     os.environ.update({name: os.environ.get(name, value) for name, value in own.items()})
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if child else "0"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # AsyncLLM has a child process in any case; no further ones
     try:
         import vllm
     except ModuleNotFoundError as problem:
