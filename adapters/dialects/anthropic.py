@@ -5,8 +5,8 @@ Accepts what Claude Code and the SDKs send: ``system`` as text or blocks, system
 unknown fields. The per-request billing line that Claude Code puts into the system blocks is left out: it would break
 every prefix. Tools that only Anthropic's servers can run are not offered to the model.
 
-``input_tokens`` counts the whole prompt, in every event alike: how much of it was cached is not known when a stream
-starts. Arguments that are not a JSON object go out whole, under the key that Claude Code itself uses for them.
+``input_tokens`` leaves out what was cached, which ``cache_read_input_tokens`` counts; in a stream that is known only at
+its end, so ``message_start`` counts the whole prompt as not cached, and ``message_delta`` has both again. Arguments that are not a JSON object go out whole, under the key that Claude Code itself uses for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from uniagent.adapters.dialects.common import (
     text_of,
     written,
 )
-from uniagent.engine.messages import Call, Delta, Message, ModelCall, Problem, Reply
+from uniagent.engine.messages import Call, Delta, Message, ModelCall, Problem, Reply, Usage
 from uniagent.engine.ports import Json
 
 BILLING = "x-anthropic-billing-header:"
@@ -93,8 +93,7 @@ class Anthropic:
         if reply.text:
             content.append({"type": "text", "text": reply.text})
         content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": _input(c)} for c in reply.calls]
-        usage = {**_usage(reply.usage.prompt_tokens), "output_tokens": reply.usage.completion_tokens}
-        return {**_head(call, reply.id), "content": content, **_stop(reply), "usage": usage}
+        return {**_head(call, reply.id), "content": content, **_stop(reply), "usage": _usage(reply.usage)}
 
     def events(self, call: ModelCall) -> AnthropicEvents:
         return AnthropicEvents(call)
@@ -215,8 +214,13 @@ def _head(call: ModelCall, reply_id: str) -> dict[str, Json]:
     return {"id": f"msg_{reply_id}", "type": "message", "role": "assistant", "model": call.model}
 
 
-def _usage(prompt_tokens: int) -> dict[str, Json]:
-    return {"input_tokens": prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+def _usage(usage: Usage) -> dict[str, Json]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
 
 
 def _stop(reply: Reply) -> dict[str, Json]:
@@ -247,7 +251,6 @@ class AnthropicEvents:
     call: ModelCall
     _thinks: bool = field(init=False)
     _id: str = ""
-    _prompt: int = 0
     _index: int = -1
     _open: str | None = None  # thinking | text | the index of a call
 
@@ -255,13 +258,13 @@ class AnthropicEvents:
         self._thinks = _thinks(self.call)
 
     def start(self, reply_id: str, prompt_tokens: int) -> bytes:
-        self._id, self._prompt = reply_id, prompt_tokens
+        self._id = reply_id
         message = {
             **_head(self.call, reply_id),
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**_usage(prompt_tokens), "output_tokens": 0},
+            "usage": _usage(Usage(prompt_tokens, 0)),
         }
         return _event("message_start", message=message)
 
@@ -304,8 +307,8 @@ class AnthropicEvents:
 
     def finish(self, replies: Sequence[Reply]) -> bytes:
         reply = replies[0]
-        usage = {**_usage(self._prompt), "output_tokens": reply.usage.completion_tokens}
-        return b"".join([self._end(), _event("message_delta", delta=_stop(reply), usage=usage), _event("message_stop")])
+        last = _event("message_delta", delta=_stop(reply), usage=_usage(reply.usage))
+        return b"".join([self._end(), last, _event("message_stop")])
 
     def error(self, problem: Problem) -> bytes:
         return sse(Anthropic().error(problem)[1], "error")

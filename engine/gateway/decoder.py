@@ -16,6 +16,8 @@ from attrs import evolve, frozen
 from uniagent.engine.messages import Call, Delta
 from uniagent.engine.ports import CONTROL_MARK, Ids, Parser
 
+STRETCHES = 64  # of one answer's reasoning that are looked for
+
 # the printable stand-ins of bytes in byte-level vocabularies (GPT-2's table)
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTES = {chr(b): b for b in _PRINTABLE} | {
@@ -69,7 +71,7 @@ class TokenBytes:
 class Decoded:
     """A whole answer. ``finish`` is stop | length | tool_calls; ``used`` tokens are kept (fewer than were sampled when
     a stop string cut them); ``closed``: the last one ends the turn; ``problem``: why a call could not be parsed;
-    ``deltas`` are the last ones, which ``feed`` has not given yet."""
+    ``reasoning_tokens`` wrote the reasoning; ``deltas`` are the last ones, which ``feed`` has not given yet."""
 
     text: str
     reasoning: str
@@ -78,6 +80,7 @@ class Decoded:
     used: int
     closed: bool
     problem: str | None = None
+    reasoning_tokens: int = 0
     deltas: tuple[Delta, ...] = ()
 
 
@@ -101,6 +104,7 @@ class Decoder:
         self._pending, self._half = 0, ""  # tokens of an unfinished character, and text completed within them
         self._held: list[tuple[int, str]] = []  # units not yet released: (tokens, text)
         self._released = 0  # tokens released
+        self._fed: list[int] = []
         self._ended: int | None = None  # the stop id that ended the turn
         self._ids: dict[int, str] = {}  # call index -> id
         self.stopped = False
@@ -115,6 +119,7 @@ class Decoder:
             if id in self._stop_ids:
                 self._ended, kept = id, kept[:n]
                 break
+        self._fed += kept
         if not self._stop:
             self._released += len(kept)
             return self._parse(self._all(kept))
@@ -204,6 +209,7 @@ class Decoder:
             used=self._released + ended,
             closed=ended and self._ended in self._closing,
             problem=parsed.problem,
+            reasoning_tokens=_written([self._bytes_of[i] for i in self._fed], parsed.reasoning),
             deltas=tuple(deltas),
         )
 
@@ -214,3 +220,35 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:n]):
             return n
     return 0
+
+
+def _written(tokens: Sequence[bytes], said: str) -> int:
+    """How many tokens wrote the text ``said``: it stands in their bytes in a few stretches, in this order."""
+    if not said:
+        return 0
+    raw, edges = b"".join(tokens), np.cumsum([0, *map(len, tokens)])
+    left, at, count, counted = said.encode(), 0, 0, 0
+    for _ in range(STRETCHES):
+        size = _longest(raw, left, at)
+        start = raw.find(left[:size], at)
+        at = start + size
+        first, end = int(np.searchsorted(edges, start, "right")) - 1, int(np.searchsorted(edges, at))
+        count += max(0, end - max(first, counted)) if size else 0
+        counted, left = max(end, counted), left[max(size, 1) :]
+        if not left:
+            break
+    return count
+
+
+def _longest(raw: bytes, text: bytes, at: int) -> int:
+    """Length of the longest beginning of a text that stands in ``raw`` behind ``at``."""
+    if raw.find(text, at) >= 0:
+        return len(text)
+    low, high = 0, len(text) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if raw.find(text[:middle], at) >= 0:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -345,7 +345,7 @@ class GatewaySession:
             reasoning=decoded.reasoning,
             calls=decoded.calls,
             finish=decoded.finish,
-            usage=Usage(prompt, len(generation.token_ids), generation.cached_tokens),
+            usage=Usage(prompt, len(generation.token_ids), generation.cached_tokens, decoded.reasoning_tokens),
             problem=decoded.problem,
             stop=stop,
         )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.talk import CHATML, SHELL, codec_of, encode, examples, tiny
-from uniagent.engine.gateway.decoder import Decoded, Decoder
+from uniagent.engine.gateway.decoder import Decoded, Decoder, _written
 from uniagent.engine.messages import Delta, Message, ModelCall
 
 CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls é"}}\n</tool_call>'
@@ -69,6 +69,7 @@ def test_every_chunking_gives_the_same_answer(text: str, cuts: list[int], stop: 
         assert (answer.text, answer.reasoning, answer.calls, answer.finish, answer.used, answer.problem) == (
             whole.text, whole.reasoning, whole.calls, whole.finish, whole.used, whole.problem
         )  # fmt: skip
+        assert answer.reasoning_tokens == whole.reasoning_tokens
         wrote = [(c.id, c.name, c.arguments) for c in answer.calls]
         assert told(part) == (answer.text, answer.reasoning, wrote)
 
@@ -77,6 +78,21 @@ def test_a_call() -> None:
     _, decoded = run(ids_of("Let me look.\n" + CALL + "<|im_end|>"), [])
     assert (decoded.text, decoded.finish, decoded.closed) == ("Let me look.", "tool_calls", True)
     assert [(c.id, c.name, c.arguments) for c in decoded.calls] == [("id0", "shell", '{"command": "ls é"}')]
+
+
+@pytest.mark.parametrize("reasoning", ["I think é 😀 so", "two\n\nparagraphs", ""])
+def test_tokens_of_reasoning_are_counted(reasoning: str) -> None:
+    thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
+    _, decoded = run(ids_of(f"{thought}so be it, I think\n{CALL}<|im_end|>"), [])
+    assert decoded.reasoning == reasoning
+    assert decoded.reasoning_tokens == len(ids_of(reasoning))
+
+
+def test_reasoning_in_several_stretches_is_counted_without_what_stands_between() -> None:
+    pieces = [b"<open>", b"one ", b"two", b"<close><open>", b"three", b" four five", b"<close>", b"one"]
+    assert [_written(pieces, s) for s in ("one twothree four", "one two", "three", "one twoone", "\ufffd", "")] == [
+        4, 2, 1, 3, 0, 0,
+    ]  # fmt: skip
 
 
 def test_text_streams_token_by_token() -> None:

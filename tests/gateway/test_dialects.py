@@ -199,6 +199,44 @@ def test_n_answers_share_one_prompt():
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 6, 11)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_usage_tells_of_cached_tokens_and_of_reasoning(streamed):
+    used = Usage(prompt_tokens=100, completion_tokens=30, cached_tokens=90, reasoning_tokens=20)
+    reply = Reply("abc", "a", "hm", (), "stop", used)
+    found = {}
+    for name, dialect in DIALECTS.items():
+        call = dialect.parse(
+            {"messages": [USER], "input": [USER], "max_tokens": 9, "stream_options": {"include_usage": True}}
+        )
+        body = dialect.reply(call, [reply])
+        if streamed:
+            writer = dialect.events(call)
+            events = [d for _, d in sse((writer.start("abc", 100) + writer.finish([reply])).decode()) if d != "[DONE]"]
+            bodies = [e.get("response", e) for e in events]
+            body = next(b for b in reversed(bodies) if b.get("usage"))
+        found[name] = body["usage"]
+    assert found["chat"] == {
+        "prompt_tokens": 100,
+        "completion_tokens": 30,
+        "total_tokens": 130,
+        "prompt_tokens_details": {"cached_tokens": 90},
+        "completion_tokens_details": {"reasoning_tokens": 20},
+    }
+    assert found["responses"] == {
+        "input_tokens": 100,
+        "output_tokens": 30,
+        "total_tokens": 130,
+        "input_tokens_details": {"cached_tokens": 90},
+        "output_tokens_details": {"reasoning_tokens": 20},
+    }
+    assert found["anthropic"] == {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 90,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 30,
+    }
+
+
 def test_usage_is_streamed_when_asked_for():
     for asked in (True, False):
         call = chat([USER], stream=True, stream_options={"include_usage": asked})

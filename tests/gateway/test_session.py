@@ -33,6 +33,7 @@ async def test_a_reply_has_text_reasoning_calls_and_true_usage():
     assert reply.calls[0].id
     assert reply.usage.prompt_tokens == len(encode(model.prompts[0]))
     assert reply.usage.completion_tokens == len(Say(text).answer().token_ids)
+    assert reply.usage.reasoning_tokens == len(encode("hm"))
 
 
 async def test_turns_follow_each_other_and_everything_is_trained():
