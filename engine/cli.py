@@ -27,6 +27,8 @@ COMMANDS = {  # name -> (function taking the remaining arguments and giving the 
     "harness": ("uniagent.adapters.agents.harness_cli:main", "external harnesses: list, install, check"),
     "engine": ("uniagent.adapters.engines.cli:main", "which inference engines work here"),
     "sandbox": ("uniagent.adapters.sandboxes.cli:main", "which sandbox backends work here"),
+    "difficulty": ("uniagent.engine.curriculum.cli:difficulty", "estimate how hard samples are, and choose among them"),
+    "history": ("uniagent.engine.curriculum.cli:history", "what runs showed about samples, and which of them moved"),
     "data": ("uniagent.tasks.data_cli:main", "check a data set"),
     "tasks": ("uniagent.tasks.check_cli:main", "check the quality of tasks"),
     "sft": ("uniagent.engine.learner.sft_cli:main", "supervised fine-tuning on recorded conversations"),

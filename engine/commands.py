@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 def train(argv: Sequence[str]) -> int:
     """``uniagent train CONFIG``: a run from its config to summary.json."""
-    parser = _config_parser("train", "Train as a config says; everything is kept in the run folder.")
+    parser = config_parser("train", "Train as a config says; everything is kept in the run folder.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/<config>-<UTC time>)")
     where.add_argument("--resume", type=Path, metavar="RUN", help="go on in a run folder, from its newest checkpoint")
@@ -86,7 +86,7 @@ def train(argv: Sequence[str]) -> int:
 
 def evaluate(argv: Sequence[str]) -> int:
     """``uniagent eval CONFIG``: success on the held-out samples."""
-    parser = _config_parser("eval", "Evaluate on the held-out samples, sampling and (eval.greedy) greedily.")
+    parser = config_parser("eval", "Evaluate on the held-out samples, sampling and (eval.greedy) greedily.")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="checkpoints/step-N of a run, or the run folder")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="record the episodes in this folder")
     args = parser.parse_args(argv)
@@ -137,7 +137,8 @@ def config(argv: Sequence[str]) -> int:
     return 0
 
 
-def _config_parser(command: str, description: str) -> Parser:
+def config_parser(command: str, description: str) -> Parser:
+    """A parser that takes CONFIG, --set and --json."""
     parser = Parser(command, description)
     parser.add_argument("config", metavar="CONFIG", help="a TOML file; uniagent config lists what it may say")
     parser.add_argument(

@@ -7,8 +7,12 @@ learner waits; its sessions are named apart from training's, so that they touch 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import trio
+
+from uniagent.engine.curriculum.history import History
+from uniagent.engine.curriculum.trials import Trial, trial_of
 from uniagent.engine.episode import Episode
 from uniagent.engine.journal import Journal, Record, Use
 from uniagent.engine.node import Node
@@ -18,7 +22,9 @@ from uniagent.engine.rollout.groups import run_groups
 from uniagent.engine.session import SessionParts, run_session
 
 
-async def evaluate(node: Node, journal: Journal | None, *, name: str, step: int) -> dict[str, float]:
+async def evaluate(
+    node: Node, journal: Journal | None, *, name: str, step: int, history: History | None = None
+) -> dict[str, float]:
     """``success`` (sampled), ``n`` and ``stderr``, over the first eval.n held-out samples; where asked for,
     ``success_greedy``, and ``pass@k`` with ``pass@k_low`` and ``_high`` (95 %) for k = 2, 4, … eval.samples."""
     config = node.config.eval
@@ -39,7 +45,14 @@ async def evaluate(node: Node, journal: Journal | None, *, name: str, step: int)
     if journal is not None:
         for evaluation, some in episodes.items():
             await journal.append([Record(e, Use(step, evaluation=evaluation)) for e in some])
+    if history is not None:
+        await history.add(await trio.to_thread.run_sync(_trials, node, sampled, rows))
     return result
+
+
+def _trials(node: Node, episodes: Sequence[Episode], rows: Sequence[Mapping[str, Json]]) -> list[Trial]:
+    family = node.config.curriculum.family
+    return [trial_of(e, rows[e.sample], family=family, purpose="eval", version=node.version) for e in episodes]
 
 
 def _powers(most: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Entry points of a whole run, for the command line and for scripts: train and evaluate. Blocking; each runs trio.
 
-The results are JSON-able and have ``exit_status``: 0, 128 + the signal that ended the run early, or 1 where
-an alarm did.
+The results are JSON-able and have ``exit_status``: 0, 128 + the signal that ended the run early, or 3 where an
+alarm did.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import trio
 
 from uniagent.engine.checkpointing import Checkpoints
 from uniagent.engine.config import RunConfig
+from uniagent.engine.curriculum.feed import shared_history
 from uniagent.engine.evaluation import evaluate as evaluate_node
 from uniagent.engine.journal import Journal
 from uniagent.engine.node import open_node
@@ -71,8 +72,9 @@ async def _evaluate(
     result: dict[str, Any] = {"interrupted": True}
     with _journal(folder) as journal:
         async with open_node(config, stop=stop, progress=progress, trains=False, checkpoint=checkpoint) as node:
-            with stop.draining() as limit:
-                scores = await evaluate_node(node, journal, name="eval", step=0)
+            async with shared_history(node, "eval") as history:
+                with stop.draining() as limit:
+                    scores = await evaluate_node(node, journal, name="eval", step=0, history=history)
             if not limit.cancelled_caught and not stop.event.is_set():
                 result = {**scores, "checkpoint": str(node.model_folder)}
     return {**result, "exit_status": stop.exit_status}

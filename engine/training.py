@@ -260,7 +260,7 @@ class Training:
         if not node.config.eval.data:
             return False
         with node.stop.draining():
-            result = await evaluate(node, self.journal, name=name, step=self.step)
+            result = await evaluate(node, self.journal, name=name, step=self.step, history=self._feed.history)
             if not node.stop.event.is_set():
                 self.evals[name] = result
                 best = self.checkpoints.best(self.step, result["success"])

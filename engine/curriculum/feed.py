@@ -20,7 +20,7 @@ from uniagent.engine.curriculum.history import History, RunIdentity, Store
 from uniagent.engine.curriculum.pool import Row
 from uniagent.engine.curriculum.trials import Trial, harness_hash, trial_of
 from uniagent.engine.episode import Episode
-from uniagent.engine.fingerprint import of_rows
+from uniagent.engine.fingerprint import of_rows, of_run, of_text
 from uniagent.engine.node import Node
 from uniagent.engine.ports import Json
 
@@ -93,6 +93,31 @@ async def open_feed(
         elif config.warm_start and config.history:
             await _warm(curriculum, history, agents, config.half_life)
         yield Feed(curriculum, history, config)
+    finally:
+        store.close()
+
+
+def identity(node: Node, purpose: str, rows: Sequence[Row]) -> RunIdentity:
+    """Of trials outside training: the same for the same model, template and Task Config, so that they are kept once.
+    Blocking."""
+    hashes = of_run(config="", model=node.model_folder, template=node.gateway.parts.codec.template_source, rows=rows)
+    tasks = of_text(Path(node.config.tasks.file).read_text())
+    name = of_text(" ".join([hashes["model"], hashes["template"], tasks]))[:16]
+    return RunIdentity(f"{purpose}-{name}", hashes["dataset"], hashes["template"], hashes["model"])
+
+
+@asynccontextmanager
+async def shared_history(node: Node, purpose: str) -> AsyncIterator[History | None]:
+    """``curriculum.history``, where the config names one, for trials outside training."""
+    path = node.config.curriculum.history
+    if not path:
+        yield None
+        return
+    store = await trio.to_thread.run_sync(Store, Path(path))
+    try:
+        history = History(store, await trio.to_thread.run_sync(identity, node, purpose, ()), time.time)
+        await history.begin()
+        yield history
     finally:
         store.close()
 

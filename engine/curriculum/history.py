@@ -179,8 +179,16 @@ class History:
     async def known(self, harnesses: Collection[str]) -> list[Cell]:
         """What other runs of the same model and template showed, with agent sections of these fingerprints."""
         marks = ", ".join("?" * len(harnesses))
-        where = f"model = ? AND template = ? AND run != ? AND harness_hash IN ({marks})"
+        where = f"model = ? AND template = ? AND run != ? AND purpose != 'eval' AND harness_hash IN ({marks})"
         return await self._off(self.store.cells, where, (self.run.model, self.run.template, self.run.run, *harnesses))
+
+    async def sessions(self) -> set[str]:
+        """Names of the run's sessions whose trial has an outcome."""
+        return await self._off(self.store.sessions, self.run.run)
+
+    async def counts(self) -> dict[str, tuple[int, int]]:
+        """(passes, trials) of every sample in the run."""
+        return await self._off(self.store.counts, self.run.run)
 
     async def _off(self, function: Callable[..., T], *arguments: Any) -> T:
         with trio.CancelScope(shield=True):
