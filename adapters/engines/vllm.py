@@ -154,8 +154,8 @@ class VllmEngine:
         self._resume(version)
 
     def sleep(self) -> None:
-        """Gives the memory of weights and K/V back until ``wake`` or ``update``; requests stay, and are prefilled again.
-        No step runs in between."""
+        """With ``sleep`` among the options: gives the memory of weights and K/V back until ``wake`` or ``update``. Requests
+        stay, and are prefilled again; no step runs in between."""
         if self._options.sleep and not self._asleep:
             self._asleep = True
             self._core.sleep(level=1, mode="keep")

@@ -34,6 +34,7 @@ from uniagent.adapters.engines.vllm_setup import (
     sampling_arguments,
 )
 from uniagent.engine import config
+from uniagent.engine.portal import Portal, open_portal
 from uniagent.engine.ports import (
     Capacity,
     Finish,
@@ -46,7 +47,6 @@ from uniagent.engine.ports import (
     StepRequest,
     Weights,
 )
-from uniagent.engine.portal import Portal, open_portal
 
 EXTENSION = "uniagent.adapters.engines.vllm_weights.Extension"
 
@@ -70,14 +70,16 @@ async def open_child(
     arguments = engine_arguments(settings, options, str(folder), dtype=dtype, device=device)
     async with open_portal() as portal:
         llm = await portal.call(_start, vllm, arguments, backend)
+        engine = ChildEngine(vllm, llm, portal, options, context=settings.context, slots=settings.slots)
         try:
-            sender = await trio.to_thread.run_sync(vllm_transfer.sender, llm, portal, backend, options)
-            engine = ChildEngine(vllm, llm, portal, options, sender, context=settings.context, slots=settings.slots)
+            engine.sender = await trio.to_thread.run_sync(vllm_transfer.sender, llm, portal, backend, options)
             with engine.body:
                 yield engine
         finally:
             with trio.CancelScope(shield=True):
                 await portal.call(_stop, llm)
+            engine.forget()
+            del llm
         if engine.crash is not None:
             raise engine.error()
 
@@ -123,14 +125,13 @@ class _Call:
 
 
 class ChildEngine:
-    """An ``InferenceEngine``. ``crash``: why it can serve nothing more."""
+    """An ``InferenceEngine``. ``crash``: why it can serve nothing more; ``sender``: how weights reach the child."""
 
-    def __init__(
-        self, vllm: Any, llm: Any, portal: Portal, options: Options, sender: Any, *, context: int, slots: int
-    ) -> None:
+    def __init__(self, vllm: Any, llm: Any, portal: Portal, options: Options, *, context: int, slots: int) -> None:
         self.body = trio.CancelScope()
         self.crash: BaseException | None = None
-        self._vllm, self._llm, self._portal, self._options, self._sender = vllm, llm, portal, options, sender
+        self.sender: Callable[[Weights, int], None] | None = None
+        self._vllm, self._llm, self._portal, self._options = vllm, llm, portal, options
         self._context, self._slots = context, slots
         self._vocabulary = int(llm.model_config.get_vocab_size())
         cache = llm.vllm_config.cache_config
@@ -180,13 +181,14 @@ class ChildEngine:
 
     async def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
         """See ``InferenceEngine``. An update that fails half-way ends the engine; once begun it is not cancelled."""
+        assert self.sender is not None
         if weights is None:
             raise ValueError("the engine has its own copy of the model: update with (name, tensor) pairs")
         async with self._updating:
             with trio.CancelScope(shield=True):
                 try:
                     await self._portal.call(self._pause, kv)
-                    await trio.to_thread.run_sync(self._sender, weights, version)
+                    await trio.to_thread.run_sync(self.sender, weights, version)
                     await self._portal.call(self._resume, version)
                 except BaseException as problem:
                     self._fail(problem)
@@ -208,6 +210,10 @@ class ChildEngine:
         error = ChildError(f"the inference engine's child process failed: {self.crash}")
         error.__cause__ = self.crash
         return error
+
+    def forget(self) -> None:
+        """vLLM's objects do not outlive the interpreter well."""
+        self._llm = self.sender = None
 
     def _fail(self, problem: BaseException) -> None:
         """Every waiter gets the error itself and not the cancellation of the block."""

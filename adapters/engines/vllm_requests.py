@@ -74,7 +74,9 @@ class Live:
         each: list[int] = []
         for epoch, end in self.runs:
             each += [epochs[epoch]] * (min(end, total) - len(each))
-        for position in range(len(each), total - 1):  # outputs that say nothing of their K/V: a step wrote as it sampled
+        for position in range(
+            len(each), total - 1
+        ):  # outputs that say nothing of their K/V: a step wrote as it sampled
             each.append(self.versions[max(0, position + 1 - len(self.request.prompt))])
         return each + [version] * (total - len(each))
 

@@ -23,7 +23,7 @@ TRANSFERS = ("auto", "file", "ipc", "nccl")
 
 @frozen
 class Options:
-    """``[engine.options]``. ``process``: inline, stepped by the accelerator's thread, or child, in a process of its own;
+    """``[engine.options]``. ``process``: inline, stepped by the accelerator's thread, or child, a process of its own;
     ``tensor_parallel``, ``pipeline_parallel``: ranks of one replica; ``transfer``: how weights reach a child (auto: by
     CUDA IPC, over several devices by NCCL, on a CPU by files); ``sleep``: on a GPU, give weights and K/V back while the
     learner works; ``sampling_mask``: on a GPU, kept sets by vLLM's own facility; None: vLLM's own default."""
@@ -157,7 +157,7 @@ def sampling_arguments(request: StepRequest, options: Options, *, context: int, 
 
 
 def logprobs_asked(request: StepRequest, vocabulary: int) -> int:
-    """Beside the sampled token's: as many as top-k may keep, all (-1) where only top-p cuts, none where nothing does."""
+    """Beside the sampled token's: as many as top-k may keep, all (-1) where only top-p cuts, else none."""
     sampling = request.sampling
     if cuts(request) and 0 < sampling.top_k < vocabulary - TIES:
         return sampling.top_k + TIES
@@ -168,4 +168,3 @@ def cuts(request: StepRequest) -> bool:
     """Whether top-p or top-k may leave something out."""
     sampling = request.sampling
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
-

@@ -1,7 +1,7 @@
 """Weights to a vLLM engine in a child process: which way, and how they are sent.
 
-On a CPU through a file in memory, which the child loads (``vllm_weights``); on GPUs by vLLM's own senders, CUDA IPC where
-the child has one device and NCCL where it has several. Only the file way is used without a GPU.
+On a CPU through a file in memory, which the child loads (``vllm_weights``); on GPUs by vLLM's own senders: CUDA IPC
+where the child has one device, NCCL where it has several.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from uniagent.adapters.engines.memory import Sizes, kv_bytes, of_run, plan, table
@@ -75,7 +77,7 @@ def test_what_does_not_fit_is_said_with_what_to_do(changed: dict[str, object], t
 def test_a_run_is_measured_from_its_config_alone() -> None:
     found = of_run(config.RunConfig(engine=config.Engine("vllm", slots=4, context=256)), device=GIB)
     kv = next(row for row in found.rows if row.part == "K/V")
-    shape = type("Shape", (), dict(num_hidden_layers=4, num_key_value_heads=2, num_attention_heads=4, head_dim=32))
+    shape = SimpleNamespace(num_hidden_layers=4, num_key_value_heads=2, num_attention_heads=4, head_dim=32)
     assert kv_bytes(shape, 4) == 2 * 4 * 2 * 32 * 4
     assert kv.sampling % (4 * 256) == 0
     assert kv.sampling > 0

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from uniagent.adapters.engines import vllm_ranks
-from uniagent.adapters.engines.vllm import VllmEngine, build
+from uniagent.adapters.engines.vllm import build
 from uniagent.adapters.engines.vllm_setup import Options, import_vllm
 from uniagent.engine import config
 from uniagent.engine.ports import Generation, Ids, KvPolicy, Sampling, StepRequest
