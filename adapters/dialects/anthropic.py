@@ -6,7 +6,8 @@ unknown fields. The per-request billing line that Claude Code puts into the syst
 every prefix. Tools that only Anthropic's servers can run are not offered to the model.
 
 ``input_tokens`` leaves out what was cached, which ``cache_read_input_tokens`` counts; in a stream that is known only at
-its end, so ``message_start`` counts the whole prompt as not cached, and ``message_delta`` has both again. Arguments that are not a JSON object go out whole, under the key that Claude Code itself uses for them.
+its end, so ``message_start`` counts the whole prompt as not cached, and ``message_delta`` has both again. Arguments
+that are not a JSON object go out whole, under the key that Claude Code itself uses for them.
 """
 
 from __future__ import annotations
