@@ -37,16 +37,24 @@ Verify = Callable[[Sandbox, AgentResult], Awaitable[TaskResult]]
 
 
 async def run_episode(
-    config: TaskConfig, providers: Providers, model: ModelEndpoint, *, setup: Setup, verify: Verify
+    config: TaskConfig,
+    providers: Providers,
+    model: ModelEndpoint,
+    *,
+    setup: Setup,
+    verify: Verify,
+    wrap: Callable[[Agent], Agent] = lambda agent: agent,
 ) -> TaskResult:
-    """One episode. ``metrics`` get sandbox_s (opening, setting up and closing), agent_s and verify_s; ``details`` the
-    agent's account of itself under ``agent`` and, where something failed, ``error``."""
-    agent = load("agents", config.agent.name)(config.agent)
+    """One episode. ``wrap`` may put something around the agent. ``metrics`` get sandbox_s (opening, setting up and
+    closing), agent_s and verify_s; ``details`` the agent's account of itself under ``agent`` and, where something
+    failed, ``error``."""
+    bare = load("agents", config.agent.name)(config.agent)
+    agent = wrap(bare)
     result: TaskResult | None = None
     timings: dict[str, float] = {}
     started = trio.current_time()
     try:
-        async with open_sandbox(config, providers, getattr(agent, "read_only", ())) as sandbox:
+        async with open_sandbox(config, providers, getattr(bare, "read_only", ())) as sandbox:
             egress = egress_of(sandbox)
             if egress is not None:
                 egress.actor = model.acted
