@@ -178,6 +178,14 @@ class StepEngine(Protocol):
     def resident(self, prompt: Ids) -> int: ...
 
 
+@runtime_checkable
+class Sleeper(Protocol):
+    """A StepEngine that can give its memory to the learner while that works; ``update`` wakes it too. Requests stay."""
+
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+
+
 # ---------------------------------------------------------------- sandboxes and tools
 
 

