@@ -65,8 +65,8 @@ class Part(StepEngine, Protocol):
 
 
 class Leader:
-    """A ``StepEngine`` over the leader's own part. Followers are told through ``channel``, or the one that ``lead`` gives;
-    ``end`` lets them go where the channel is theirs alone."""
+    """A ``StepEngine`` over the leader's own part. Followers are told through ``channel``, or the one that ``lead``
+    gives; ``end`` lets them go where the channel is theirs alone."""
 
     def __init__(self, inner: Part, channel: Channel) -> None:
         self._inner, self._channel = inner, channel

@@ -81,6 +81,20 @@ class Live:
         return each + [version] * (total - len(each))
 
 
+def written(runs: list[list[int]], start: int, end: int, epoch: int) -> list[list[int]]:
+    """The runs once tokens [start, end) were computed in ``epoch``; what is before start and in no run was found in the
+    prefix cache, and is of this epoch too."""
+    kept: list[list[int]] = []
+    for known, stop in runs:
+        if (kept[-1][1] if kept else 0) < start:
+            kept.append([known, min(stop, start)])
+    if kept and kept[-1][0] == epoch:
+        kept[-1][1] = end
+    else:
+        kept.append([epoch, end])
+    return kept
+
+
 def _finite(scores: Any) -> list[int]:
     return [id for id, score in scores.items() if np.isfinite(score.logprob)]
 

@@ -17,7 +17,7 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
-SPANS = "uniagent_epochs"  # key in kv_transfer_params
+from uniagent.adapters.engines.vllm_requests import SPANS, written
 
 
 class VersionedScheduler(Scheduler):  # type: ignore[misc]
@@ -58,17 +58,3 @@ class VersionedScheduler(Scheduler):  # type: ignore[misc]
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         self.wrote.pop(request.request_id, None)
-
-
-def written(runs: list[list[int]], start: int, end: int, epoch: int) -> list[list[int]]:
-    """The runs once tokens [start, end) were computed in ``epoch``; what is before start and in no run was found in the
-    prefix cache, and is of this epoch too."""
-    kept: list[list[int]] = []
-    for known, stop in runs:
-        if (kept[-1][1] if kept else 0) < start:
-            kept.append([known, min(stop, start)])
-    if kept and kept[-1][0] == epoch:
-        kept[-1][1] = end
-    else:
-        kept.append([epoch, end])
-    return kept

@@ -282,6 +282,61 @@ async def on_tokens_may_end_a_generation(subject: Subject) -> None:
 
 
 @check(model=False)
+async def what_was_sampled_before_a_cancel_is_told(subject: Subject) -> None:
+    async with subject.open() as opened:
+        asked = Asked(prompt(12, 6, subject.vocabulary), Sampling(80))
+        (whole,) = await ask(opened.engine, asked)
+        told: list[Generation] = []
+        seen: list[int] = []
+
+        def stop(ids: Ids) -> None:
+            seen.extend(ids.tolist())
+            if len(seen) >= 5:
+                scope.cancel()
+
+        with trio.CancelScope() as scope:
+            await opened.engine.generate(
+                asked.prompt, asked.sampling, session=asked.session, on_tokens=stop, on_abort=told.append
+            )
+        if scope.cancelled_caught:
+            (partial,) = told
+            well_formed(asked, partial)
+            assert partial.finish is Finish.ABORTED
+            assert len(partial.token_ids) >= len(seen)
+            assert partial.token_ids.tolist() == whole.token_ids[: len(partial.token_ids)].tolist()
+        else:
+            assert len(seen) == 80
+        await until_empty(opened.engine)
+
+
+@check(model=False)
+async def cancelling_around_an_update_leaves_nothing_behind(subject: Subject) -> None:
+    async with subject.open(slots=3) as opened:
+        kept: list[Generation] = []
+
+        async def one(number: int) -> None:
+            kept.extend(
+                await ask(opened.engine, Asked(prompt(number, 9, subject.vocabulary), Sampling(12), f"k{number}"))
+            )
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(one, number)
+            async with trio.open_nursery() as cancelled:
+                for number in range(5, 10):
+                    asked = Asked(prompt(number, 9, subject.vocabulary), Sampling(60), f"c{number}")
+                    cancelled.start_soon(ask, opened.engine, asked)
+                await trio.sleep(0.001)
+                cancelled.start_soon(opened.update, 1, KvPolicy.RECOMPUTE)
+                cancelled.cancel_scope.cancel()
+            await opened.update(2, KvPolicy.KEEP)
+        await until_empty(opened.engine)
+        assert [len(g.token_ids) for g in kept] == [12] * 5
+        load = opened.engine.capacity()
+        assert load.kv_free == load.kv_total
+
+
+@check(model=False)
 async def thousands_may_queue(subject: Subject) -> None:
     async with subject.open(slots=64) as opened:
         requests = [Asked(prompt(n % 50, 4, subject.vocabulary), Sampling(1), f"s{n}") for n in range(2000)]
@@ -527,6 +582,63 @@ async def keep_continues_over_the_recorded_kv(subject: Subject) -> None:
         kv = versions_of(generation.kv_versions, len(logits))
         sampled = versions_of(generation.versions, len(generation.token_ids))
         assert kv[len(asked.prompt) - 1 : -1] == sampled  # a token comes from the weights that wrote the K/V before it
+
+
+@check(model=True)
+async def a_pause_in_the_middle_changes_nothing(subject: Subject) -> None:
+    """An update that brings the weights that are there already."""
+    requests = [Asked(prompt(n, 9 + 20 * n, subject.vocabulary), Sampling(30), f"s{n}") for n in range(3)]
+    async with subject.open(slots=2) as opened:
+        alone = await ask(opened.engine, *requests)
+        for kv in KvPolicy:
+            again: list[Generation] = []
+
+            async def all_of_them(into: list[Generation]) -> None:
+                into.extend(await ask(opened.engine, *requests))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(all_of_them, again)
+                for _ in range(4):
+                    await trio.sleep(0.002)
+                    await opened.update(0, kv)
+            for before, after in zip(alone, again, strict=True):
+                assert before.token_ids.tolist() == after.token_ids.tolist()
+                assert np.abs(before.logprobs - after.logprobs).max() < TOLERANCE
+
+
+@check(model=True)
+async def what_waited_over_an_update_says_whose_kv_it_took(subject: Subject) -> None:
+    """Of two requests with one prompt the second starts after the update, while the first holds K/V of old weights."""
+    start = prompt(13, 70, subject.vocabulary)
+    answers: list[tuple[Asked, Generation]] = []
+    async with subject.open(slots=1, context=1024) as opened:
+        begun, updated = trio.Event(), False
+
+        async def one(asked: Asked) -> None:
+            after = 0
+
+            def stop(ids: Ids) -> bool:
+                nonlocal after
+                begun.set()
+                after += len(ids) if updated else 0
+                return after >= 12
+
+            generation = await opened.engine.generate(
+                asked.prompt, asked.sampling, session=asked.session, on_tokens=stop
+            )
+            answers.append((asked, generation))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, Asked(start, Sampling(900), "first"))
+            await begun.wait()
+            nursery.start_soon(one, Asked(start, Sampling(900, turn=1), "second"))
+            await opened.update(1, KvPolicy.KEEP)
+            updated = True
+    assert len(answers) == 2
+    for asked, generation in answers:
+        well_formed(asked, generation)
+        logits = subject.replay(joined(asked, generation), generation.kv_versions)
+        assert worst(logits, asked, generation) < TOLERANCE
 
 
 @check(model=True)

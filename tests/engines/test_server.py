@@ -14,7 +14,15 @@ import pytest
 import trio
 from attrs import frozen
 
-from tests.engines.contract import Check, Logits, Opened, applicable, prompt, versions_follow_updates
+from tests.engines.contract import (
+    Check,
+    Logits,
+    Opened,
+    applicable,
+    cancelling_around_an_update_leaves_nothing_behind,
+    prompt,
+    versions_follow_updates,
+)
 from tests.engines.fake_server import ANSWER, FakeServer, serving
 from uniagent.adapters.engines import server_engine
 from uniagent.adapters.engines.prefixes import BLOCK, Prefixes
@@ -80,7 +88,8 @@ class Remote:
 
 
 def cases() -> list[Any]:
-    checks = [c for c in applicable(Remote(Path())) if c is not versions_follow_updates]
+    updating = (versions_follow_updates, cancelling_around_an_update_leaves_nothing_behind)
+    checks = [c for c in applicable(Remote(Path())) if c not in updating]
     slow = {"thousands_may_queue"}
     return [pytest.param(c, id=c.__name__, marks=[pytest.mark.slow] if c.__name__ in slow else []) for c in checks]
 

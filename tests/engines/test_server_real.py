@@ -46,6 +46,9 @@ ENVIRONMENT = {
 }
 HELD = {  # they need weights changed, a broken engine, kept sets, or another engine than the one server of this file
     "versions_follow_updates",
+    "cancelling_around_an_update_leaves_nothing_behind",
+    "a_pause_in_the_middle_changes_nothing",
+    "what_waited_over_an_update_says_whose_kv_it_took",
     "a_crash_reaches_every_waiter_at_once",
     "logprobs_and_kept_sets_match_a_plain_forward",  # here without kept sets, below
     "a_sessions_next_turn_starts_from_what_is_resident",  # what is resident is a belief
