@@ -13,6 +13,7 @@ sandbox's connections are bounded. Knows no rule of its own.
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 
 import h11
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 LARGEST_REWRITTEN = 64 << 20  # bytes
 PINS = ("UNKNOWN_CA", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE")
 HELLO = 1 << 14  # a TLS record
+# headers by which a request may ask some servers for something else than its URL says
+STEERING = re.compile(
+    rb"host|expect|forwarded|x-(forwarded|original|rewrite|real|host|http-method|method|proxy).*|x-[a-z-]*override"
+)
 
 
 @frozen
@@ -150,7 +155,7 @@ class EgressProxy:
     async def _exchange(self, wire: Wire, request: h11.Request, server: Wire, target: Target, number: int) -> None:
         """Send the request on and bring the answer back."""
         rewrite = self.egress.active.rewrite(target)
-        headers = [(name, value) for name, value in end_to_end(request.headers) if name not in (b"host", b"expect")]
+        headers = [(name, value) for name, value in end_to_end(request.headers) if not STEERING.fullmatch(name)]
         if rewrite is not None:
             headers = list(rewrite.request(dict(headers)).items())
         framing = [(n, v) for n, v in request.headers if n == b"transfer-encoding"]

@@ -103,9 +103,9 @@ def version_like(path: str) -> bool:
     return bool(ARCHIVE.match(PurePosixPath(path).name))
 
 
-async def empty_caches(sandbox: Sandbox, home: str) -> None:
+async def empty_caches(sandbox: Sandbox) -> None:
     """Forget what installers downloaded before the agent acted: files there do not say what they are. Raises
     InfraError."""
-    script = 'rm -rf -- "$1"/.cache/pip "$1"/.cache/uv "$1"/.cache/pypoetry "$1"/.npm "$1"/.cache/yarn'
-    if (await sandbox.exec(["sh", "-c", script, "sh", home], timeout_s=120)).code != 0:
-        raise InfraError(f"the installers' caches below {home} could not be emptied")
+    script = "cd && rm -rf -- .cache/pip .cache/uv .cache/pypoetry .cache/yarn .npm"
+    if (await sandbox.exec(["sh", "-c", script], timeout_s=120)).code != 0:
+        raise InfraError("the installers' caches in the home directory could not be emptied")

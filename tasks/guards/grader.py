@@ -24,17 +24,29 @@ PASSED = ("passed", "xfailed")
 @frozen
 class Graded:
     """``tests`` maps every test's id to passed, failed, error, skipped or xfailed. ``output``: what the tests printed.
-    ``timed_out``: they were stopped at their time limit."""
+    ``timed_out``: they were stopped at their time limit. ``turned``: outcomes with the opposite of every assertion, of
+    the tests that have some."""
 
     tests: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     output: str = ""
     timed_out: bool = False
+    turned: Mapping[str, str] = field(factory=dict, repr=False)
+
+    @property
+    def vacuous(self) -> tuple[str, ...]:
+        """Tests that pass whatever they assert."""
+        both = (test for test, how in self.turned.items() if how in PASSED and self.tests.get(test) in PASSED)
+        return tuple(sorted(both))
 
     def passed(self, required: Collection[str] = ()) -> bool:
         """Whether there is an answer to be believed and all ``required`` tests passed (none named: all there are)."""
         names = required or self.tests
-        return not self.findings and bool(names) and all(self.tests.get(name) in PASSED for name in names)
+        return (
+            not any(f.leak for f in self.findings)
+            and bool(names)
+            and all(self.tests.get(name) in PASSED for name in names)
+        )
 
 
 @frozen
@@ -83,7 +95,7 @@ def read_answer(done: Completed, nonce: str) -> Graded:
         names = ", ".join(quiet) or "missing"
         changed = Finding("canary", names, "a test that must fail did not: its judge was changed")
         return Graded(answer["tests"], (changed,), said)
-    return Graded(answer["tests"], (), said)
+    return Graded(answer["tests"], (), said, turned=answer["turned"])
 
 
 def discovered(sources: Mapping[str, bytes]) -> Sequence[str]:

@@ -17,6 +17,8 @@ DOCUMENTATION = (
     "devdocs.io", "man7.org", "www.rfc-editor.org", "datatracker.ietf.org", "www.w3.org", "docs.djangoproject.com",
     "www.sqlite.org", "www.postgresql.org", "git-scm.com", "www.gnu.org", "docs.docker.com",
 )  # fmt: skip
+# documentation that shows the source too
+MIXED = frozenset({"docs.rs", "pkg.go.dev", "doc.rust-lang.org", "devdocs.io"})
 # repositories, under owner/name
 FORGES = (
     "github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "gitee.com", "sr.ht", "sourceforge.net", "gitea.com",

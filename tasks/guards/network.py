@@ -18,11 +18,13 @@ from uniagent.engine.egress.rules import UNLISTED, Listed, Rewrite, Verdict
 from uniagent.engine.egress.target import Malformed, Target, parse
 from uniagent.tasks.guards import registries
 from uniagent.tasks.guards.copies import ARCHIVE
-from uniagent.tasks.guards.hosts import DOCUMENTATION, FORGES, REGISTRIES
+from uniagent.tasks.guards.hosts import DOCUMENTATION, FORGES, MIXED, REGISTRIES
 from uniagent.tasks.guards.origin import Origin, normal, quoted
 
 READING = ("GET", "HEAD", "OPTIONS", "CONNECT")
-SOURCE_LISTINGS = re.compile(r"/_modules/|/_sources?/|/src/|/changelog|/changes|/history|/releases?\b|/whatsnew")
+SOURCE_LISTINGS = re.compile(
+    r"/_modules/|/_sources?/|/src/|/source/|/changelog|/changes|/history|/releases?\b|/whatsnew"
+)
 ADDRESS_IN_NAME = re.compile(r"(^|\.)(\d{1,3}[.-]){3}\d{1,3}(\.|$)|\b[0-9a-f]{8}\.")
 
 
@@ -66,8 +68,8 @@ class Guarded:
     def tunnel(self, host: str, port: int) -> Verdict:
         """Only documentation that is nobody's own: of every other host the URL matters."""
         verdict = self.judge("GET", Target("https", host, port))
-        if verdict.allowed and host in self.registries:
-            return Verdict(False, "a registry's URLs must be seen")
+        if verdict.allowed and (host in self.registries or host in MIXED):
+            return Verdict(False, "the URLs of this host must be seen")
         return verdict
 
     def rewrite(self, target: Target) -> Rewrite | None:
@@ -102,8 +104,9 @@ class Guarded:
         return Verdict(False, "the task's own distribution, not known to be older than the base commit", leak=True)
 
     def _documentation(self, target: Target) -> Verdict:
-        site = target.host.partition(".")[0]
-        own = target.host in self.origin.docs or normal(site) in {*self.origin.names, normal(self.origin.name or "-")}
+        named = {*self.origin.names, normal(self.origin.name or "-")}
+        places = [target.host.partition(".")[0], *target.meaning.removeprefix(target.host).split("/")]
+        own = target.host in self.origin.docs or any(place and normal(place) in named for place in places)
         if own and SOURCE_LISTINGS.search(target.meaning):
             return Verdict(False, "the project's own source listings and release notes", leak=True)
         if own:

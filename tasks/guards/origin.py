@@ -61,8 +61,9 @@ class Origin:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of its distributions, normalised."""
-        return frozenset(normal(name) for name in self.distributions)
+        """Of its distributions, normalised; of one in a scope (@scope/name) the name alone too, as files have it."""
+        whole = [normal(name) for name in self.distributions]
+        return frozenset([*whole, *(name.rpartition("/")[2] for name in whole)])
 
 
 def origin(metadata: Mapping[str, Json], where: str = "metadata") -> Origin:

@@ -40,8 +40,8 @@ def own(target: Target, origin: Origin) -> str | None:
         return None
     if _index_name(target) in origin.names:
         return "index"
-    for segment in unquote(target.path).lower().split("/"):
-        if _names(segment) & origin.names:
+    for segment in re.split(r"[/;,?&=: ]", target.meaning.removeprefix(target.host)):
+        if segment and _names(segment) & origin.names:
             return "page" if target.path.startswith("/project/") else "file"
     return None
 

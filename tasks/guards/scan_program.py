@@ -12,13 +12,16 @@ import hashlib
 import json
 import marshal
 import os
+import re
 import site
 import stat
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 LARGEST = 8 << 20
+JUDGES = re.compile(r"_?pytest(_\w+)?|pluggy|xdist|_hypothesis\w*|hypothesis|nose2?|unittest2?|jest|mocha")
 STARTED = (".pth", "sitecustomize.py", "usercustomize.py")
 
 
@@ -67,6 +70,16 @@ def read_only(root: str) -> bool:
         return bool(os.statvfs(root).f_flag & os.ST_RDONLY)
     except OSError:
         return True
+
+
+def judges(sites: list[str]) -> list[str]:
+    """The packages that run tests, where they can be written to."""
+    spec = find_spec("unittest")
+    found = {os.path.dirname(spec.origin)} if spec is not None and spec.origin else set()
+    for folder in sites:
+        if os.path.isdir(folder):
+            found |= {os.path.join(folder, n) for n in os.listdir(folder) if JUDGES.fullmatch(n)}
+    return [folder for folder in sorted(found) if os.path.isdir(folder) and not read_only(folder)]
 
 
 def processes() -> list[str]:
@@ -120,7 +133,9 @@ def main() -> None:
         walk(root, set(asked["keep"]), files)
     here = [*site.getsitepackages(), site.getusersitepackages()]
     path = [d for d in os.environ.get("PATH", "").split(":") if d]
-    for root in [*asked["flat"], *here, *path]:
+    for root in judges([*asked["flat"], *here]):
+        walk(root, set(), files)
+    for root in [*asked["flat"], *here, *path, os.path.expanduser("~")]:
         if not read_only(root):
             flat(root, files)
     bytecode = {}
