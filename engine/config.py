@@ -8,6 +8,7 @@ cannot work are refused in ``check``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,8 +93,9 @@ class Gateway:
 class Rollout:
     mode: str = key(
         "sync",
-        "sync: roll out, train, sync weights, in turn; colocated: sessions go on while the same device trains",
-        choices=("sync", "colocated"),
+        "sync: roll out, train, sync weights, in turn; colocated: sessions go on while the same device trains; "
+        "separate: a training mesh, and rollout nodes (placement)",
+        choices=("sync", "colocated", "separate"),
     )
     groups_per_step: int = key(16, "groups in a training batch", at_least=1)
     group_size: int = key(8, "episodes of one sample", at_least=1)
@@ -114,6 +116,24 @@ class Rollout:
         choices=("shrink", "refill"),
     )
     session_timeout_s: float = key(300.0, "wall-clock of one session; then it ends as an agent failure", at_least=1)
+    head_url: str = key(
+        "", "where the head of a separate run is reached, http://HOST:PORT; empty: MASTER_ADDR and MASTER_PORT + 1"
+    )
+    bind: str = key("", "address the head listens on; empty: loopback only")
+    lease_s: float = key(
+        30.0, "a rollout node that is silent for so long is lost: its sessions are handed out again", at_least=1
+    )
+
+
+@frozen
+class Placement:
+    """Who does what in a separate run."""
+
+    train_ranks: int = key(1, "ranks of the torchrun job that train; the others roll out", at_least=1)
+    joining: bool = key(
+        False,
+        "rollout nodes from jobs of their own may join (uniagent rollout --join): weights are kept ready for them",
+    )
 
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "decoupled_ppo")
@@ -293,6 +313,7 @@ class RunConfig:
     engine: Engine = field(factory=Engine)
     gateway: Gateway = field(factory=Gateway)
     rollout: Rollout = field(factory=Rollout)
+    placement: Placement = field(factory=Placement)
     learner: Learner = field(factory=Learner)
     checkpoint: Checkpoint = field(factory=Checkpoint)
     tasks: Tasks = field(factory=Tasks)
@@ -332,6 +353,12 @@ def check(config: RunConfig) -> list[tuple[str, Any, str]]:
                 "sync_every = 1",
             )
         )
+    if r.mode != "separate":
+        for name, default in (("train_ranks", 1), ("joining", False)):
+            if (value := getattr(config.placement, name)) != default:
+                problems.append((f"placement.{name}", value, f"places a separate run; rollout.mode is {r.mode}"))
+    if r.head_url and not re.fullmatch(r"http://[^/\s]+:\d+", r.head_url):
+        problems.append(("rollout.head_url", r.head_url, "write http://HOST:PORT"))
     if r.mode == "sync" and r.sync_every > 1:
         problems.append(("rollout.sync_every", r.sync_every, "sync trains on what the newest weights sampled: use 1"))
     if r.group_size == 1:

@@ -30,7 +30,7 @@ from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.observe.lag import Lag
 from uniagent.engine.observe.lag import watch as watch_lag
 from uniagent.engine.observe.progress import Progress
-from uniagent.engine.ports import Json, KvPolicy, StepEngine, TaskSource
+from uniagent.engine.ports import Json, KvPolicy, Sleeper, StepEngine, TaskSource
 from uniagent.engine.position import Position
 from uniagent.engine.providers import NodeProviders
 from uniagent.engine.registry import load
@@ -77,17 +77,22 @@ class Node:
         team, canary = self.team, self.canary
         assert team is not None
         assert canary is not None
+        if isinstance(self.core, Sleeper):
+            await self.accelerator.run(self.core.sleep, kind="engine")
         pieces = await self.accelerator.run(team.plan, batch)
         for piece in range(pieces):
             self.progress.phase("training", piece, pieces)
             await self.accelerator.run(team.micro, piece)
         if not sync:
-            return await self.accelerator.run(team.apply)
+            metrics = await self.accelerator.run(team.apply)
+            if isinstance(self.core, Sleeper):
+                await self.accelerator.run(self.core.wake, kind="engine")
+            return metrics
         if self.config.rollout.partial_rollout:
-            metrics = await self.accelerator.run(self._apply_and_sync, team)
+            metrics = await self._apply_and_sync(team)
         else:
             async with self.gate.shut():
-                metrics = await self.accelerator.run(self._apply_and_sync, team)
+                metrics = await self._apply_and_sync(team)
         self.version += 1
         return {**metrics, "canary_gap": await canary.check(self.version)}
 
@@ -99,22 +104,39 @@ class Node:
 
         def load_and_sync() -> Position:
             position = Position.of_json(team.load(checkpoint))
-            self._sync(team, position.policy_version)
+            if self.core is not None:
+                self._sync(team, position.policy_version)
             return position
 
         position = await self.accelerator.run(load_and_sync, kind="checkpoint")
+        if self.core is None:
+            await self._send(team, position.policy_version)
         self.version = position.policy_version
         await canary.check(self.version)
         return position
 
-    def _apply_and_sync(self, team: Team) -> dict[str, float]:
-        metrics = team.apply()
-        self._sync(team, self.version + 1)
-        return metrics
+    async def _apply_and_sync(self, team: Team) -> dict[str, float]:
+        version = self.version + 1
+        if self.core is None:
+            metrics = await self.accelerator.run(team.apply)
+            await self._send(team, version)
+            return metrics
+
+        def both() -> dict[str, float]:
+            metrics = team.apply()
+            self._sync(team, version)
+            return metrics
+
+        return await self.accelerator.run(both)
+
+    async def _send(self, team: Team, version: int) -> None:
+        """To an engine that is elsewhere, which has its own copy."""
+        weights = await self.accelerator.run(team.weights, version)
+        await self.gate.update(weights, version, KvPolicy(self.config.engine.kv))
 
     def _sync(self, team: Team, version: int) -> None:
         assert self.core is not None
-        weights = None if self.shared else team.weights()
+        weights = None if self.shared else team.weights(version)
         self.core.update(weights, version, KvPolicy(self.config.engine.kv))
         if weights is not None and (held := self.core.weights()) is not None:
             from uniagent.engine.learner.weights import compare
@@ -133,9 +155,9 @@ async def open_node(
         raise UserError("tasks.file is not set: name the Task Config (TOML or YAML) of this run")
     tasks = load("seams", "tasks").from_file(config.tasks.file)
     folder = model_files.folder(str(checkpoint) if checkpoint else config.model.path)
-    factory = load("engines", config.engine.name)
+    factory = _factory(config)
     steps = getattr(factory, "steps", True)
-    if trains and not steps:
+    if trains and not steps and not getattr(factory, "trains", False):
         raise UserError(
             f"engine.name = {config.engine.name!r} cannot be trained with: its weights are out of reach; it serves "
             "uniagent eval. Train with 'transformers' or 'vllm'"
@@ -154,6 +176,9 @@ async def open_node(
             canary = Canary(accelerator, gate, score, seed=config.run.seed, vocabulary=codec.vocab_size)
         else:
             gate = GatedEngine(await engines.enter_async_context(factory(config.engine, folder)))
+            if trains:
+                team = await accelerator.run(build_trainer, config, kind="setup")
+                canary = Canary(accelerator, gate, team.logprobs, seed=config.run.seed, vocabulary=codec.vocab_size)
         gateway = Gateway(
             SessionParts(codec, gate, in_thread, config.run.seed),
             policy=_policy(config),
@@ -184,9 +209,9 @@ async def open_node(
         try:
             yield node
         finally:
-            if team is not None and not accelerator.ended:
+            if not accelerator.ended:
                 with trio.CancelScope(shield=True):
-                    await accelerator.run(team.end, kind="setup")
+                    await accelerator.run(_end, core, team, kind="setup")
         nursery.cancel_scope.cancel()
 
 
@@ -199,17 +224,38 @@ def shares_module(config: RunConfig) -> bool:
 def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple[Any, Team | None, Score]:
     """Engine, team, and how the canary is scored; on the accelerator thread."""
     ranks, model = _model(config, folder, trains, "float32" if trains and shared else config.model.dtype)
-    core = load("engines", config.engine.name)(config.engine, model, shared=shared)
+    core = _factory(config)(config.engine, model, shared=shared)
     if not trains:
         return core, None, functools.partial(forward_logprobs, model)
     team = _team(config, model, ranks)
+    if (lead := getattr(core, "lead", None)) is not None:  # an engine over several ranks: its commands go to their log
+        lead(team)
     return core, team, team.logprobs
 
 
+def _end(core: Any, team: Team | None) -> None:
+    """On the accelerator thread: the engine first, since the ranks' groups end with the team."""
+    if (close := getattr(core, "close", None)) is not None:
+        close()
+    if team is not None:
+        team.end()
+
+
 def build_trainer(config: RunConfig) -> Team:
-    """A rank that only follows: the trainer without engine and node."""
+    """The trainer without engine and node: of a rank that only follows, with its part of an engine over several ranks,
+    or beside an engine that is elsewhere."""
     ranks, model = _model(config, model_files.folder(config.model.path), True, config.model.dtype)
-    return _team(config, model, ranks)
+    part = getattr(_factory(config), "build_part", None)
+    follower = part(config.engine, model) if part is not None and ranks.rank else None
+    team = _team(config, model, ranks)
+    team.engine = follower
+    return team
+
+
+def _factory(config: RunConfig) -> Any:
+    """Of the engine; one that has several picks by its options."""
+    factory = load("engines", config.engine.name)
+    return factory.choose(config) if hasattr(factory, "choose") else factory
 
 
 def _model(config: RunConfig, folder: Path, trains: bool, dtype: str) -> tuple[Any, Any]:
@@ -220,6 +266,9 @@ def _model(config: RunConfig, folder: Path, trains: bool, dtype: str) -> tuple[A
     torch.set_num_threads(config.run.threads)
     device = model_files.pick_device(config.model.device)
     ranks = join(config, device) if trains else None
+    prepare = getattr(_factory(config), "prepare_ranks", None)
+    if trains and world()[1] > 1 and prepare is not None:
+        prepare(config.engine, device)
     return ranks, model_files.load(folder, dtype=dtype, device=device)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trio import SocketListener
 
     from uniagent.engine.messages import Delta, ModelCall, Problem, Reply
+    from uniagent.engine.shaping import Shaping
 
 Json: TypeAlias = Any  # a JSON value: None, bool, int, float, str, list, dict
 Ids: TypeAlias = npt.NDArray[np.int32]  # [T] token ids
@@ -97,6 +98,7 @@ class Capacity:
     running: int
     waiting: int
     context: int  # longest prompt + generation one request may have
+    scripted: bool = False  # answers are given, not sampled: what a client demands of them is the script's business
 
 
 OnTokens: TypeAlias = Callable[[Ids], bool | None]  # new ids, as they come; True ends the generation here
@@ -341,7 +343,8 @@ class Failure(StrEnum):
 @frozen
 class TaskResult:
     """Group statistics use ``reward``; ``step_rewards`` are added to an action's advantage after centring; dynamic
-    sampling looks at ``outcome`` (None: reward > 0)."""
+    sampling looks at ``outcome`` (None: reward > 0). ``shaping`` are the terms of the reward that the outcome knows
+    nothing of, by name."""
 
     reward: float
     components: Mapping[str, float] = field(factory=dict)
@@ -351,6 +354,7 @@ class TaskResult:
     metrics: Mapping[str, float] = field(factory=dict)
     details: Mapping[str, Json] = field(factory=dict)
     failure: Failure | None = None
+    shaping: Mapping[str, float] = field(factory=dict)
 
     @property
     def solved(self) -> bool:
@@ -384,6 +388,8 @@ class ResolvedTask(Protocol):
     def name(self) -> str: ...
     @property
     def sampling(self) -> SessionSampling: ...
+    @property
+    def shaping(self) -> Shaping: ...
     def as_json(self) -> dict[str, Json]:
         """The merged config without the endpoint."""
         ...

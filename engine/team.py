@@ -5,14 +5,14 @@ that all make the same collectives. Invariants: only the accelerator's thread of
 rank only follows) touches torch.distributed; a follower does nothing that the log does not say; when rank 0 is gone,
 the others end with an error. With one rank there is no log and nothing of torch.distributed.
 
-Knows the trainer's verbs; no sessions, no engine.
+Knows the trainer's verbs, and carries the commands of an engine over several ranks; no sessions.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +44,20 @@ def join(config: RunConfig, device: str) -> Ranks:
     if world()[1] > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
     try:
-        return ranks.join(context=config.learner.context_parallel, device=device)
+        train = config.placement.train_ranks if config.rollout.mode == "separate" else 0
+        return ranks.join(context=config.learner.context_parallel, device=device, train=train)
     except ValueError as problem:
         raise UserError(str(problem)) from problem
 
 
 class Team:
-    """The trainer's verbs, made on every rank. Call them on rank 0, on the accelerator's thread."""
+    """The trainer's verbs, made on every rank. Call them on rank 0, on the accelerator's thread. ``synced`` is what a
+    follower with an engine does with new weights and their version."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+        self.engine: Any = None  # of a follower: its part of an engine over several ranks
+        self.synced: Callable[[list[tuple[str, Any]], int], None] | None = None
         self._pieces: tuple[Piece, ...] = ()
         self._saving: Pending | None = None
 
@@ -73,9 +77,9 @@ class Team:
         found: Floats = self._all("logprobs", prompt, answer)
         return found
 
-    def weights(self) -> list[tuple[str, Any]]:
-        """All weights whole, for an engine with a copy of its own."""
-        found: list[tuple[str, Any]] = self._all("weights")
+    def weights(self, version: int) -> list[tuple[str, Any]]:
+        """All weights whole, for engines with a copy of their own, which have this policy version with them."""
+        found: list[tuple[str, Any]] = self._all("weights", version)
         return found
 
     def save(self, target: Path, extra: Mapping[str, Json], tokenizer_folder: Path) -> Pending:
@@ -88,30 +92,50 @@ class Team:
         extra: dict[str, Json] = self._all("load", folder)
         return extra
 
+    def serve(self, shift: int) -> None:
+        """The followers close the log and roll out, until ``gather``."""
+        self._all("serve", shift)
+
+    def gather(self) -> None:
+        """Returns when every follower reads the log again."""
+        self._all("gather")
+
+    def commands(self, commands: list[Any] | None) -> list[Any]:
+        """The leader's engine tells its followers'."""
+        self._all("engine", commands)
+        return commands or []
+
+    def tensor(self, tensor: Any) -> Any:
+        """Rank 0's, in the memory of every rank's."""
+        import torch.distributed as dist
+
+        dist.broadcast(tensor, src=0, group=self.trainer.ranks.group)
+        return tensor
+
     def end(self) -> None:
         """The followers leave."""
         self._all("end")
 
-    def follow(self) -> None:
-        """What ranks other than 0 do: read the log to its end."""
+    def follow(self) -> list[Any]:
+        """What ranks other than 0 do: read the log, until it ends or they are to serve; gives that last command."""
         import torch.distributed as dist
 
-        command: list[Any] = [None]
-        while command[0] != "end":
+        while True:
             if self._saving is not None:
                 self._saving.finish()
                 self._saving = None
             box: list[Any] = [None]
-            dist.broadcast_object_list(box, src=0)
-            command = box[0]
+            dist.broadcast_object_list(box, src=0, group=self.trainer.ranks.group)
+            command: list[Any] = box[0]
             self._do(*command)
-        dist.destroy_process_group()
+            if command[0] in ("serve", "end"):
+                return command
 
     def _all(self, verb: str, *args: Any) -> Any:
         if self.trainer.ranks.size > 1:
             import torch.distributed as dist
 
-            dist.broadcast_object_list([[verb, *args]], src=0)
+            dist.broadcast_object_list([[verb, *args]], src=0, group=self.trainer.ranks.group)
         return self._do(verb, *args)
 
     def _do(self, verb: str, *args: Any) -> Any:
@@ -130,7 +154,11 @@ class Team:
         if verb == "weights":
             from uniagent.engine.learner.weights import named_weights
 
-            return [(name, tensor) for name, tensor in named_weights(trainer.policy.model) if trainer.ranks.rank == 0]
+            mine = trainer.ranks.rank == 0 or self.synced is not None
+            found = [(name, tensor) for name, tensor in named_weights(trainer.policy.model) if mine]
+            if trainer.ranks.rank and self.synced is not None:
+                self.synced(found, *args)
+            return found
         if verb == "save":
             from uniagent.engine.learner import snapshots
 
@@ -141,7 +169,11 @@ class Team:
             from uniagent.engine.learner import snapshots
 
             return snapshots.load(trainer, *args)
-        if verb != "end":
+        if verb == "engine":
+            return self.engine.replay(*args) if self.engine is not None else None
+        if verb == "gather":
+            return trainer.ranks.barrier()
+        if verb not in ("serve", "end"):
             raise ValueError(f"the command log says {verb!r}, which no rank knows")
         return None
 
@@ -153,3 +185,12 @@ def follow(config: RunConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     build_trainer(config).follow()
+    leave()
+
+
+def leave() -> None:
+    """At the end of a rank."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -17,7 +17,8 @@ from torch import Tensor
 
 @frozen(eq=False)
 class Ranks:
-    """Where this process stands; ``mesh`` is one-dimensional over all of them and shards the weights."""
+    """Where this process stands; ``mesh`` is one-dimensional over all of them and shards the weights. They are the
+    first ``size`` of the world's: what is left of it does not train."""
 
     rank: int = 0
     size: int = 1
@@ -25,6 +26,8 @@ class Ranks:
     mesh: Any = None
     context_group: Any = None
     io_group: Any = None  # of threads that write checkpoints beside the training
+    group: Any = None  # None: the whole world
+    outlet: Any = None  # rank 0 and those that do not train: the way of new weights
 
     @property
     def shares(self) -> int:
@@ -42,31 +45,38 @@ class Ranks:
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
 
 ALONE = Ranks()
 
 
-def join(*, context: int = 1, device: str = "cpu") -> Ranks:
-    """The ranks of the process group that torch.distributed was started with; alone without one. Raises ValueError when
-    ``context`` does not divide their number."""
+def join(*, context: int = 1, device: str = "cpu", train: int = 0) -> Ranks:
+    """The ranks of the process group that torch.distributed was started with; alone without one. ``train``: only the
+    first so many of them (0: all); the others call it too. Raises ValueError when ``context`` does not divide them."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ALONE
-    rank, size = dist.get_rank(), dist.get_world_size()
+    from torch.distributed.device_mesh import DeviceMesh
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    size = train or world
     if size % context:
         raise ValueError(f"learner.context_parallel = {context} does not divide the {size} ranks")
-    from torch.distributed.device_mesh import init_device_mesh
-
-    both = init_device_mesh(device, (size // context, context), mesh_dim_names=("data", "context"))
-    mesh = init_device_mesh(device, (size,))
-    group = both.get_group("context") if context > 1 else None
-    return Ranks(rank, size, context, mesh, group, dist.new_group(backend="gloo"))
+    members = list(range(size))
+    outlet = dist.new_group([0, *range(size, world)]) if size < world else None
+    if size == 1:
+        return Ranks(rank, 1, outlet=outlet)
+    both = DeviceMesh(device, torch.tensor(members).view(-1, context), mesh_dim_names=("data", "context"))
+    mesh = DeviceMesh(device, torch.tensor(members))
+    io_group = dist.new_group(members, backend="gloo")
+    part = dist.new_group(members) if size < world else None
+    shared = both.get_group("context") if context > 1 and rank < size else None
+    return Ranks(rank, size, context, mesh, shared, io_group, part, outlet)
 
 
 def shard(policy: torch.nn.Module, layers: Any, ranks: Ranks, dtype: torch.dtype | None) -> None:

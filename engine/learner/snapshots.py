@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -92,7 +91,8 @@ def load(trainer: Trainer, folder: Path) -> dict[str, Json]:
     if not (folder / STATE).exists():
         raise UserError(f"{folder} is not a training checkpoint: it has no {STATE}; resume from a step-N folder")
     state = _state(trainer)
-    load_shards(state, checkpoint_id=folder / "dcp", no_dist=not dist.is_initialized())
+    ranks = trainer.ranks
+    load_shards(state, checkpoint_id=folder / "dcp", process_group=ranks.group, no_dist=ranks.size == 1)
     set_state_dict(
         trainer.policy, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
