@@ -42,7 +42,7 @@ def _explain(problem: BaseException, type_: type | None) -> str:
         return "; ".join(f"unknown key {key!r}: {nearest(key, known)}" for key in sorted(problem.extra_fields))
     if isinstance(problem, KeyError):
         return "is missing"
-    return str(problem)
+    return str(problem.args[0] if problem.args else problem)  # validators of attrs add what they checked
 
 
 def _keys(cls: Any) -> list[str]:
