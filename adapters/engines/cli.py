@@ -1,4 +1,5 @@
-"""``uniagent engine doctor``: which inference engines work here, and the line that mends one that is broken.
+"""``uniagent engine``: ``doctor`` says which inference engines work here, and the line that mends one that is broken;
+``fit`` says what a run puts on each device.
 
 vLLM's builds pull in torchvision, torchaudio and torchcodec, whose wheels need not fit the installed torch; then vLLM
 does not import, though text models need none of the three. Everything heavy is imported in a process of its own: a
@@ -18,6 +19,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
+from uniagent.engine import config_file
 from uniagent.engine.errors import UserError
 
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
@@ -57,12 +59,32 @@ class Report:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0: no installed engine is broken."""
+    """Exit status 0: no installed engine is broken; the run fits."""
     parser = argparse.ArgumentParser(prog="uniagent engine", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="doctor")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{doctor,fit}")
     doctor = commands.add_parser("doctor", help="which inference engines work here")
-    doctor.add_argument("--json", action="store_true", help="the result as one JSON line on standard output")
+    fit = commands.add_parser("fit", help="what a run puts on each device: weights, optimizer, gradients, K/V")
+    fit.add_argument("run", metavar="RUN.toml")
+    fit.add_argument("--ranks", type=int, default=1, help="that share the learner (1)")
+    fit.add_argument("--memory-mib", type=int, help="of a device, where it is not this machine's")
+    for command in (doctor, fit):
+        command.add_argument("--json", action="store_true", help="the result as one JSON line on standard output")
     arguments = parser.parse_args(argv)
+    return _fit(arguments) if arguments.command == "fit" else _doctor(arguments)
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from uniagent.adapters.engines.memory import of_run, table
+
+    size = arguments.memory_mib and arguments.memory_mib << 20
+    plan = of_run(config_file.load(arguments.run), ranks=arguments.ranks, device=size)
+    print(table(plan), file=sys.stderr if arguments.json else sys.stdout)
+    if arguments.json:
+        print(json.dumps({**asdict(plan), "sampling": plan.sampling, "training": plan.training}))
+    return 1 if plan.problem else 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
     report = examine()
     print(_told(report), file=sys.stderr if arguments.json else sys.stdout)
     if arguments.json:

@@ -94,7 +94,7 @@ class ScriptedEngine:
 
     def capacity(self) -> Capacity:
         total = self._context * 1024
-        return Capacity(total, max(0, total - self._held), self._running, 0, self._context)
+        return Capacity(total, max(0, total - self._held), self._running, 0, self._context, scripted=True)
 
     def resident(self, prompt: Ids) -> int:
         return 0

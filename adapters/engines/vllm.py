@@ -12,6 +12,8 @@ are ``vllm_ranks``.
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
 from uniagent.adapters.engines.requests import check
@@ -26,6 +28,8 @@ from uniagent.adapters.engines.vllm_setup import (
 )
 from uniagent.engine import config, model_files
 from uniagent.engine.ports import Capacity, Finish, Generation, Ids, KvPolicy, StepOutput, StepRequest, Weights
+
+log = logging.getLogger("uniagent.engines.vllm")
 
 
 def build(settings: config.Engine, model: Any, *, shared: bool) -> Any:
@@ -55,11 +59,22 @@ def choose(run: config.RunConfig) -> Any:
     """The factory that a run's options ask for."""
     device = model_files.pick_device(run.model.device)
     if read_options(run.engine, device=device).process == "inline":
+        _tell_what_fits(run, device)
         return build
     from uniagent.adapters.engines.vllm_child import ChildFactory
 
     default = "float32" if device == "cpu" else "bfloat16"
     return ChildFactory(default if run.model.dtype == "auto" else run.model.dtype, device)
+
+
+def _tell_what_fits(run: config.RunConfig, device: str) -> None:
+    """On a GPU, whose memory vLLM takes a fixed share of."""
+    if device == "cpu":
+        return
+    from uniagent.adapters.engines.memory import of_run, table
+
+    plan = of_run(run, ranks=int(os.environ.get("WORLD_SIZE", "1")))
+    log.log(logging.WARNING if plan.problem else logging.INFO, "memory\n%s", table(plan))
 
 
 def prepare_ranks(settings: config.Engine, device: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from uniagent.adapters.engines.cli import main
 from uniagent.adapters.engines.memory import Sizes, kv_bytes, of_run, plan, table
 from uniagent.engine import config
 
@@ -82,3 +85,17 @@ def test_a_run_is_measured_from_its_config_alone() -> None:
     assert kv.sampling % (4 * 256) == 0
     assert kv.sampling > 0
     assert found.problem == ""
+
+
+def test_the_command_prints_the_table_and_says_by_its_status_whether_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('[engine]\nname = "transformers"\nslots = 4\ncontext = 256\n')
+    assert main(["fit", str(run), "--memory-mib", "4000"]) == 0
+    assert "it fits" in capsys.readouterr().out
+    assert main(["fit", str(run), "--memory-mib", "5", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["device"] == 5 << 20
+    assert "do not fit" in said["problem"]
+    assert {row["part"] for row in said["rows"]} >= {"optimizer", "gradients", "K/V"}
