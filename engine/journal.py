@@ -122,6 +122,7 @@ def decode(line: Mapping[str, Json]) -> Record:
             metrics={k: _number(v) for k, v in result["metrics"].items()},
             details=result["details"],
             failure=Failure(result["failure"]) if result["failure"] else None,
+            shaping={k: _number(v) for k, v in result.get("shaping", {}).items()},
         ),
         export=Export(
             trajectories=tuple(map(_read_trajectory, line["trajectories"])),

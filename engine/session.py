@@ -17,6 +17,7 @@ from attrs import evolve, field, frozen
 from uniagent.engine.episode import Episode
 from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.ports import Failure, Json, Providers, TaskResult, TaskSource
+from uniagent.engine.shaping import shaped
 
 
 @frozen
@@ -50,6 +51,9 @@ async def run_session(parts: SessionParts, row: Mapping[str, Json], *, name: str
     if result.failure is Failure.AGENT and not export.ledger.sampled:
         result = evolve(result, failure=Failure.INFRA)
         error = error or "the agent failed before it asked the model anything: " + str(result.details.get("error"))
+    malformed = sum(turn["problem"] is not None for turn in session.turns)
+    tokens, turns = export.ledger.sampled, len(export.fates)
+    result = shaped(result, resolved.shaping, tokens=tokens, turns=turns, malformed=malformed)
     return Episode(
         session=name,
         task=resolved.name,

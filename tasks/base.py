@@ -18,7 +18,7 @@ from attrs import evolve
 
 from uniagent.engine.accelerator import AcceleratorError
 from uniagent.engine.egress.record import egress_of
-from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.errors import InfraError, UserError, nearest
 from uniagent.engine.messages import ModelCall, Problem, Reply
 from uniagent.engine.ports import (
     Agent,
@@ -100,6 +100,22 @@ def cause(problem: BaseException) -> str:
     return traceback.format_exception_only(problem)[-1].strip()
 
 
+def weighted(result: TaskResult, config: TaskConfig) -> TaskResult:
+    """The result whose reward is the weighted sum of its components, where the config weighs them; the outcome stays.
+    Raises UserError for a component that the verifier did not give."""
+    weights = config.reward.weights
+    if not weights or result.failure is Failure.INFRA:
+        return result
+    for name in weights:
+        if name not in result.components:
+            raise UserError(
+                f"task {config.name!r}: reward.weights.{name}: its verifier gives no such component: "
+                f"{nearest(name, result.components)}"
+            )
+    reward = sum(weight * result.components[name] for name, weight in weights.items())
+    return evolve(result, reward=reward, outcome=result.solved)
+
+
 async def _act(agent: Agent, config: TaskConfig, sandbox: Sandbox, model: ModelEndpoint) -> AgentResult:
     """The agent's run; a crash or the time limit ends it and is told in ``info``."""
     limit_s = config.agent.timeout_s
@@ -135,7 +151,7 @@ async def _judge(verify: Verify, config: TaskConfig, sandbox: Sandbox, acted: Ag
     """The verifier's result, with the agent's account; a verifier that fails or hangs is infrastructure."""
     try:
         with trio.fail_after(config.verifier.timeout_s):
-            result = await verify(sandbox, acted)
+            result = weighted(await verify(sandbox, acted), config)
     except trio.TooSlowError:
         problem = InfraError(f"it ran longer than verifier.timeout_s = {config.verifier.timeout_s:g} s")
         result = infra_failure("the verifier failed", problem)

@@ -18,6 +18,7 @@ from attrs.validators import ge, gt, le, optional
 from uniagent.engine.errors import UserError, nearest
 from uniagent.engine.ports import Json, Providers, SessionSampling, Task
 from uniagent.engine.registry import load
+from uniagent.engine.shaping import Shaping
 from uniagent.tasks.structure import structure
 from uniagent.tasks.task_file import read_tasks
 
@@ -92,6 +93,21 @@ class VerifierConfig:
 
 
 @frozen
+class RewardConfig:
+    """``weights`` of the verifier's components, by name, make the reward (none: the verifier's own); ``shaping`` is
+    added for how the session went."""
+
+    weights: Mapping[str, float] = field(factory=dict)
+    shaping: Shaping = field(factory=Shaping)
+
+    @weights.validator
+    def _numbers(self, attribute: Any, value: Mapping[str, Any]) -> None:
+        for name, weight in value.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise TypeError(f"the weight of {name!r} is {weight!r}, expected a number")
+
+
+@frozen
 class TaskConfig:
     """One sample, merged and checked. ``task`` names the implementation where it is not the route's name."""
 
@@ -102,6 +118,7 @@ class TaskConfig:
     sandbox: SandboxConfig = SandboxConfig()
     agent: AgentConfig = AgentConfig()
     verifier: VerifierConfig = VerifierConfig()
+    reward: RewardConfig = RewardConfig()
     merged: Mapping[str, Json] = field(factory=dict, repr=False, eq=False, metadata={"key": False})
 
     @property
@@ -117,6 +134,10 @@ class TaskConfig:
         )
 
     @property
+    def shaping(self) -> Shaping:
+        return self.reward.shaping
+
+    @property
     def messages(self) -> list[dict[str, Json]]:
         """The prompt as chat messages."""
         return [{"role": m.role, "content": m.content} for m in self.prompt]
@@ -129,11 +150,6 @@ class TaskConfig:
         """The task behind the name; raises UserError when the registry has none."""
         task: Task = load("tasks", self.task or self.name)(self, providers)
         return task
-
-
-@frozen
-class TaskResult:
-    pass
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
