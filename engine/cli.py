@@ -30,6 +30,7 @@ COMMANDS = {  # name -> (function taking the remaining arguments and giving the 
     "difficulty": ("uniagent.engine.curriculum.cli:difficulty", "estimate how hard samples are, and choose among them"),
     "history": ("uniagent.engine.curriculum.cli:history", "what runs showed about samples, and which of them moved"),
     "data": ("uniagent.tasks.data_cli:main", "check a data set"),
+    "bugfix": ("uniagent.tasks.bugfix.cli:main", "make repair samples from a Python project: bugfix make PROJECT"),
     "tasks": ("uniagent.tasks.check_cli:main", "check the quality of tasks"),
     "sft": ("uniagent.engine.learner.sft_cli:main", "supervised fine-tuning on recorded conversations"),
 }

@@ -31,6 +31,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "str_replace_editor": "uniagent.adapters.tools.editor:StrReplaceEditor",
         "python": "uniagent.adapters.tools.python:Python",
         "mcp": "uniagent.adapters.tools.mcp:Mcp",
+        "text_game": "uniagent.tasks.text_game.task:Play",
     },
     "agents": {
         "react": "uniagent.adapters.agents.react:React",
@@ -52,10 +53,13 @@ BUILTIN: dict[str, dict[str, str]] = {
         "shell_quest": "uniagent.tasks.shell_quest.task:ShellQuest",
         "function": "uniagent.tasks.function:Function",
         "reasoning_gym": "uniagent.tasks.reasoning_gym:ReasoningGym",
+        "bugfix": "uniagent.tasks.bugfix.task:BugFix",
+        "text_game": "uniagent.tasks.text_game.task:TextGame",
         "swe_bench": "uniagent.tasks.swe.benchmarks:swe_bench",
         "swe_bench_multilingual": "uniagent.tasks.swe.benchmarks:swe_bench",
         "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench",
         "r2e_gym": "uniagent.tasks.swe.r2e_gym:R2eGym",
+        "harbor": "uniagent.tasks.harbor.task:Harbor",
     },
     "parsers": {
         "auto": "uniagent.adapters.parsers.families:choose",
@@ -82,10 +86,13 @@ BUILTIN: dict[str, dict[str, str]] = {
     "datasets": {
         "shell_quest": "uniagent.tasks.shell_quest.data:samples",
         "reasoning_gym": "uniagent.tasks.reasoning_gym:samples",
+        "bugfix": "uniagent.tasks.bugfix.data:samples",
+        "text_game": "uniagent.tasks.text_game.task:samples",
         "swe_bench": "uniagent.tasks.swe.benchmarks:swe_bench_samples",
         "swe_bench_multilingual": "uniagent.tasks.swe.benchmarks:multilingual_samples",
         "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench_samples",
         "r2e_gym": "uniagent.tasks.swe.r2e_gym:r2e_gym_samples",
+        "harbor": "uniagent.tasks.harbor.data:samples",
     },
     "models": {"tiny-shell": "uniagent.tasks.shell_quest.model:folder"},
     "strategies": {

@@ -45,7 +45,7 @@ class Wanted:
     tries: int = 6
     per_function: int = 2
     most_tests: int = 6
-    most_failing: int = 40
+    most_failing: int = 60
     seed: int = 0
     cpu_s: float = 20.0  # of the tests of one bug
     wall_s: float = 300.0
@@ -269,7 +269,7 @@ class Generator:
         self, tried: Tried, text: str, survey: Survey, writer: Writer | None, others: Sequence[Tried]
     ) -> Repair | None:
         bug = tried.bug
-        failures = [Failure(test, how["error"], how["line"]) for test, how in tried.failed.items()]
+        failures = [Failure(test, how["error"], how["line"], how["parameters"]) for test, how in tried.failed.items()]
         broken = Broken(tried.path, bug.function, bug.operator, text, failures)
         tests = {path: self.text(path) for path in {failure.path for failure in failures}}
         said = statement(broken, tests)

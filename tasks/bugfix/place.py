@@ -15,7 +15,7 @@ from attrs import evolve
 from uniagent.engine.errors import UserError
 from uniagent.engine.ports import Json
 from uniagent.tasks.bugfix.project import Project, runtime
-from uniagent.tasks.config import SandboxConfig
+from uniagent.tasks.config import SandboxConfig, TaskConfig
 
 FOLDER = "project"  # below the sandbox's working directory
 
@@ -32,6 +32,11 @@ def shown(config: SandboxConfig, project: Project) -> SandboxConfig:
     env = {"PATH": f"{base}/bin:/usr/bin:/bin", **environment(config, project), **given.get("env", {})}
     read_only = list(dict.fromkeys([*given.get("read_only", ()), *mounts]))
     return evolve(config, options={**given, "env": env, "read_only": read_only})
+
+
+def shown_in(config: TaskConfig, project: Project) -> TaskConfig:
+    """A task's config with ``shown`` in place of its sandbox section."""
+    return evolve(config, sandbox=shown(config.sandbox, project))
 
 
 def environment(config: SandboxConfig, project: Project) -> dict[str, str]:

@@ -19,11 +19,13 @@ SHOWN_ERRORS = 3  # of one test with several sets of parameters
 
 @frozen
 class Failure:
-    """A test that the bug makes fail: its id, what was raised, the line of its file where it shows (0: none)."""
+    """A test that the bug makes fail: its id, what was raised, the line of its file where it shows (0: none), and its
+    parameters as they are written."""
 
     test: str
     error: str
     line: int
+    parameters: Mapping[str, str] = field(factory=dict)
 
     @property
     def path(self) -> str:
@@ -95,7 +97,7 @@ def describe(definition: Function) -> str:
     text = inspect.cleandoc(ast.get_docstring(definition) or "")
     kept: list[str] = []
     for line in text.splitlines():
-        if len(kept) >= 12 or re.match(r"\s*(:\w+|>>>|Args:|Parameters|Returns:|Examples?:?$|\.\. )", line):
+        if len(kept) >= 12 or re.match(r"\s*(:\w+|>>>|Args:|Parameters|Returns:|Examples?:*$|\.\. )", line):
             break
         kept.append(line)
     return "\n".join(kept).strip()
@@ -109,7 +111,7 @@ def _shown(broken: Broken, tests: Mapping[str, str]) -> Iterator[tuple[str, list
     for failures in by_function.values():
         first = failures[0]
         example = piece(tests.get(first.path, ""), first.line)
-        errors = [short(f.error) for f in failures if f.line == first.line][:SHOWN_ERRORS]
+        errors = [told(f, example) for f in failures if f.line == first.line][:SHOWN_ERRORS]
         yield example, list(dict.fromkeys(errors))
 
 
@@ -118,6 +120,12 @@ def _says(broken: Broken, example: str) -> bool:
     own, name = broken.function.split("."), broken.function.rpartition(".")[2]
     names = set(re.findall(r"\w+", example))
     return name in names or (name.startswith("__") and len(own) > 1 and (own[0] in names or "assert" in names))
+
+
+def told(failure: Failure, example: str) -> str:
+    """The error, and the parameters that the example needs."""
+    used = [f"{name} = {value}" for name, value in failure.parameters.items() if re.search(rf"\b{name}\b", example)]
+    return (f"{', '.join(used)}: " if used else "") + short(failure.error)
 
 
 def short(error: str) -> str:

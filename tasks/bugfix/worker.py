@@ -103,15 +103,17 @@ class Tests:
 def _failure(item: pytest.Item, call: pytest.CallInfo[None]) -> dict[str, Any]:
     """What was raised, and the line of the test's file on the way there. ``ours``: raised by the test's own line."""
     if call.excinfo is None:
-        return {"error": "failed", "line": 0, "ours": True}
+        return {"error": "failed", "line": 0, "ours": True, "parameters": {}}
     frames = [(str(entry.path), entry.lineno + 1) for entry in call.excinfo.traceback]
     here = [line for path, line in frames if path == str(item.path)]
     try:
         said = str(call.excinfo.value)
     except Exception:  # noqa: BLE001 - the exception is the broken project's own, and may not even have a text
         said = ""
+    callspec = getattr(item, "callspec", None)
     return {
         "error": f"{call.excinfo.typename}: {said}"[:MESSAGE],
+        "parameters": {name: repr(value)[:80] for name, value in callspec.params.items()} if callspec else {},
         "line": here[-1] if here else 0,
         "ours": bool(frames) and frames[-1][0] == str(item.path),
     }
