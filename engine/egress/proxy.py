@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import re
-import ssl
 
 import h11
 import trio
@@ -30,7 +29,6 @@ from uniagent.engine.egress.wire import Broken, Wire, end_to_end
 
 log = logging.getLogger(__name__)
 LARGEST_REWRITTEN = 64 << 20  # bytes
-PINS = ("UNKNOWN_CA", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE")
 HELLO = 1 << 14  # a TLS record
 # headers by which a request may ask some servers for something else than its URL says
 STEERING = re.compile(
@@ -248,11 +246,9 @@ class EgressProxy:
         try:
             with trio.fail_after(self.limits.head_s):
                 await stream.do_handshake()
-        except (trio.BrokenResourceError, trio.TooSlowError) as problem:
-            cause = problem.__cause__
-            pins = isinstance(cause, ssl.SSLError) and any(p in (cause.reason or "") for p in PINS)
-            said = "takes no certificate but the host's own" if pins else "no TLS inside the connection"
-            if pins and whole.allowed:
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            said = "no TLS here, or a client that takes no certificate but the host's own"
+            if whole.allowed:  # some clients only hang up: whatever the cause, nothing is given away
                 self.egress.pinned.add((host, port))
                 said += "; from now on judged by the host alone"
             self._judged("CONNECT", f"{host}:{port}", host, Verdict(False, said))

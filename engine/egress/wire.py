@@ -6,6 +6,7 @@ Knows no policy.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 
 import h11
 import trio
@@ -14,6 +15,7 @@ from attrs import define, field
 from uniagent.engine.egress.rules import Headers
 
 RECEIVE = 1 << 16
+LINGER_S = 2.0
 MAX_HEAD = 1 << 16
 HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
               b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}  # fmt: skip
@@ -99,6 +101,9 @@ class Wire:
         await self.send(h11.Response(status_code=status, headers=fields))
         await self.send(h11.Data(data=data))
         await self.send(h11.EndOfMessage())
+        with trio.move_on_after(LINGER_S), suppress(Broken):  # closing under what is still sent would cost the answer
+            while isinstance(await self.event(), h11.Data):
+                pass
 
     async def close(self) -> None:
         if not self._closed:

@@ -54,6 +54,7 @@ class Tests:
     """Which files to run, relative to the repository, and how. ``path``: directories put in front of the module path;
     ``env`` lies on top of a clean environment."""
 
+    __test__ = False  # for pytest: this is no test class
     files: tuple[str, ...]
     runner: str = "unittest"  # or pytest
     path: tuple[str, ...] = ("", "src")

@@ -1,4 +1,4 @@
-"""One episode of the worked example: the repository, the world around it, the guard, and an agent that runs a script."""
+"""One episode of the worked example: the repository, the world around it, the guard, an agent that runs a script."""
 
 from __future__ import annotations
 
@@ -39,16 +39,24 @@ def a_world() -> World:
     world.put("github.com/acme/splitter/issues/12?plain", repo.FIXED)
     for host in ("pypi.org",):
         old, new = "splitter-1.0-py3-none-any.whl", "splitter-1.1-py3-none-any.whl"
-        world.put(f"{host}/simple/splitter/", index("splitter", [(old, "2024-04-01T00:00:00Z"), (new, "2024-06-01T00:00:00Z")]))
-        world.put(f"{host}/simple/helper-lib/", index("helper-lib", [("helper_lib-2.0-py3-none-any.whl", "2025-01-01T00:00:00Z")]))
+        world.put(
+            f"{host}/simple/splitter/",
+            index("splitter", [(old, "2024-04-01T00:00:00Z"), (new, "2024-06-01T00:00:00Z")]),
+        )
+        world.put(
+            f"{host}/simple/helper-lib/",
+            index("helper-lib", [("helper_lib-2.0-py3-none-any.whl", "2025-01-01T00:00:00Z")]),
+        )
     files = "files.pythonhosted.org/packages/aa/bb"
     world.put(f"{files}/splitter-1.0-py3-none-any.whl", wheel("splitter", "1.0", {"splitter/core.py": repo.BROKEN}))
     world.put(f"{files}/splitter-1.1-py3-none-any.whl", wheel("splitter", "1.1", {"splitter/core.py": repo.FIXED}))
     world.put(f"{files}/helper_lib-2.0-py3-none-any.whl", wheel("helper_lib", "2.0", {"helper_lib.py": "VALUE = 1\n"}))
     packument = {
-        "name": "left", "dist-tags": {"latest": "1.0.0"}, "time": {"1.0.0": "2024-01-01T00:00:00Z"},
+        "name": "left",
+        "dist-tags": {"latest": "1.0.0"},
+        "time": {"1.0.0": "2024-01-01T00:00:00Z"},
         "versions": {"1.0.0": {"dist": {"tarball": "https://registry.npmjs.org/left/-/left-1.0.0.tgz"}}},
-    }  # fmt: skip
+    }
     world.put("registry.npmjs.org/left", text(json.dumps(packument), content_type="application/json"))
     return world
 
@@ -84,10 +92,15 @@ async def play(script: str, *, network: str = "guarded", env: Mapping[str, str] 
             await leave_copies(sandbox)
             source = origin(
                 {
-                    "repo": "https://github.com/acme/splitter", "base_commit": base, "base_date": "2024-05-01",
-                    "distribution": "splitter", "package": "splitter", "version": "1.0", "fix_commit": fix,
+                    "repo": "https://github.com/acme/splitter",
+                    "base_commit": base,
+                    "base_date": "2024-05-01",
+                    "distribution": "splitter",
+                    "package": "splitter",
+                    "version": "1.0",
+                    "fix_commit": fix,
                     "mirrors": ["code.mirror.example/acme-splitter"],
-                }  # fmt: skip
+                }
             )
             guard = Guard(source, tests=("tests",), problem=PROBLEM)
             prepared = await prepare(sandbox, guard)

@@ -1,5 +1,5 @@
-"""A world on loopback: TLS servers that stand in for registries, forges and documentation, under the names of the real
-ones. Names resolve to public addresses that nobody dials: the proxy's ``Outside`` leads every address to the one server.
+"""A world on loopback: TLS servers that stand in for registries, forges and documentation, under the real names.
+Names resolve to public addresses that nobody dials: the proxy's ``Outside`` leads every address to the one server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def wheel(name: str, version: str, files: dict[str, str]) -> bytes:
         for path, content in files.items():
             archive.writestr(path, content)
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         names = [*files, f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD"]
         archive.writestr(f"{info}/RECORD", "".join(f"{n},,\n" for n in names))
     return out.getvalue()

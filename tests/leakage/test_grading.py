@@ -1,0 +1,102 @@
+"""The judge: a fresh process, canaries, assertions turned; with both runners."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import PurePosixPath
+
+import pytest
+
+from uniagent.adapters.sandboxes.local import LocalProvider
+from uniagent.engine.ports import Completed
+from uniagent.tasks.guards.grader import Graded, Tests, discovered, read_answer, run_tests
+
+TEST = b"""\
+import unittest
+from pkg import double
+
+class Doubling(unittest.TestCase):
+    def test_two(self):
+        print("some noise")
+        self.assertEqual(double(2), 4)
+    def test_three(self):
+        assert double(3) == 6
+    def test_nothing(self):
+        for item in []:
+            self.assertTrue(item)
+    @unittest.skip("not today")
+    def test_skipped(self):
+        pass
+
+def test_plain():
+    assert double(0) == 0
+"""
+
+
+async def graded(pkg: str, runner: str = "unittest", **more: float) -> Graded:
+    async with LocalProvider({"warm": 0}) as provider, provider.open({"isolation": "none"}) as box:
+        await box.write(box.workdir / "pkg.py", pkg.encode())
+        await box.write(box.workdir / "tests/test_a.py", TEST)
+        return await run_tests(box, sys.executable, box.workdir, Tests(("tests/test_a.py",), runner, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("runner", ["unittest", "pytest"])
+async def test_outcomes(runner: str) -> None:
+    found = await graded("def double(x): return 2 * x if x != 3 else 7", runner)
+    by_name = {test.replace("::", ".").rpartition(".")[2]: how for test, how in found.tests.items()}
+    by_name.pop("test_plain", None)
+    assert by_name == {
+        "test_two": "passed",
+        "test_three": "failed",
+        "test_nothing": "passed",
+        "test_skipped": "skipped",
+    }
+    assert found.findings == ()
+    assert [test.replace("::", ".").rpartition(".")[2] for test in found.vacuous] == ["test_nothing"]
+    two = next(test for test in found.tests if "two" in test)
+    assert found.passed([two])
+    assert not found.passed()
+    assert not found.passed([two, "no.such.test"])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("import os; os._exit(0)", "grader_ended"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "grader_ended"),
+        ("import unittest; unittest.TestCase.assertEqual = lambda *a: None", "canary"),
+        ("import unittest; unittest.TestCase.run = lambda self, result: result.addSuccess(self)", "canary"),
+        ("import unittest; unittest.TestCase._callTestMethod = lambda self, method: None", "canary"),
+    ],
+)
+async def test_a_judge_that_was_ended_or_changed(code: str, kind: str) -> None:
+    found = await graded(f"{code}\ndef double(x): return 0")
+    assert [f.kind for f in found.findings] == [kind]
+    assert not found.passed()
+
+
+async def test_a_test_file_that_does_not_load_is_an_error() -> None:
+    found = await graded("raise SystemExit(0)")
+    assert list(found.tests.values()) == ["error: SystemExit(0)"]
+    assert not found.passed()
+
+
+async def test_tests_without_end() -> None:
+    found = await graded("while True: pass", timeout_s=0.5)
+    assert found.timed_out
+    assert not found.passed()
+
+
+def test_an_answer_counts_once_and_with_its_nonce() -> None:
+    answer = {"tests": {"a": "passed"}, "turned": {}, "canaries": {f"{n}": "failed" for n in range(12)}}
+    line = f"n0 {json.dumps(answer)}\n".encode()
+    assert read_answer(Completed(0, line), "n0").passed()
+    for output in (b"", line * 2, line.replace(b"n0", b"n1")):
+        assert not read_answer(Completed(0, output), "n0").passed()
+    assert not read_answer(Completed(0, line.replace(b'"3": "failed", ', b"")), "n0").passed(), "a canary is missing"
+
+
+def test_discovered_by_syntax() -> None:
+    assert "tests.test_a.Doubling.test_two" in discovered({"tests/test_a.py": TEST, "tests/bad.py": b"def ("})
+    assert PurePosixPath("tests/test_a.py").stem == "test_a"
