@@ -60,6 +60,8 @@ class ModelCall:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     tool_choice: str = "auto"  # auto | none | required | the name of a tool
+    parallel: bool = True  # several calls in one answer are allowed
+    json_by: str | None = None  # the key by which the client demands JSON of a certain form; None: it does not
     asked: Mapping[str, Json] = field(factory=dict)  # temperature, top_p, top_k, seed, response_format, ...
     model: str = ""
     raw: Json = field(default=None, repr=False, eq=False)

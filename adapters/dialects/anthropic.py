@@ -33,6 +33,7 @@ from uniagent.adapters.dialects.common import (
     sse,
     stops,
     text_of,
+    wants_json,
     written,
 )
 from uniagent.engine.messages import Call, Delta, Message, ModelCall, Problem, Reply, Usage
@@ -81,6 +82,8 @@ class Anthropic:
             max_tokens=count(body, "max_tokens"),
             stop=stops(body, "stop_sequences"),
             tool_choice=choice,
+            parallel=(body.get("tool_choice") or {}).get("disable_parallel_tool_use") is not True,
+            json_by=_json_by(body),
             asked=asked,
             model=get(body, "model", str) or "",
             raw=body,
@@ -152,6 +155,11 @@ def _tool_choice(
     if kind in ("auto", "any"):
         return ("required" if kind == "any" else "auto"), tools
     raise bad(f"tool_choice.type must be auto, any, tool or none, got {shown(kind)}")
+
+
+def _json_by(body: Mapping[str, Any]) -> str | None:
+    inner = get(get(body, "output_config", dict) or {}, "format", dict, "output_config.")
+    return wants_json(get(body, "output_format", dict), "output_format") or wants_json(inner, "output_config.format")
 
 
 def _units(wires: Sequence[Json], start: int) -> Iterator[Unit]:

@@ -2,8 +2,8 @@
 
 Accepts what harnesses send: null for absent, content as parts, ``developer``, ``reasoning_content`` or ``reasoning``,
 legacy ``functions``, custom tools, unknown fields. ``logprobs`` and ``logit_bias`` are refused: the first are in the
-session's record, the second would change the distribution that is trained. ``response_format`` and a forced
-``tool_choice`` are recorded; the model is not constrained by them. Usage counts a prompt once for all n choices.
+session's record, the second would change the distribution that is trained. Usage counts a prompt once for all n
+choices.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from uniagent.adapters.dialects.common import (
     sse,
     stops,
     text_of,
+    wants_json,
     written,
 )
 from uniagent.engine.messages import Call, Delta, Message, ModelCall, Problem, Reply
@@ -80,6 +81,8 @@ class Chat:
             max_tokens=min(limits) if limits else None,
             stop=stops(body, "stop"),
             tool_choice=choice,
+            parallel=get(body, "parallel_tool_calls", bool) is not False,
+            json_by=wants_json(get(body, "response_format", dict), "response_format"),
             asked=asked,
             model=get(body, "model", str) or "",
             raw=body,

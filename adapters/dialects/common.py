@@ -163,6 +163,14 @@ def named_tool(name: Any, tools: Sequence[Mapping[str, Json]], key: str = "tool_
     return str(name)
 
 
+def wants_json(form: Mapping[str, Any] | None, key: str) -> str | None:
+    """The key, where the form of the answer that it gives is JSON; None for text. Problem for any other form."""
+    kind = "text" if form is None else form.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise bad(f"{key}.type must be text, json_object or json_schema, got {shown(kind)}")
+    return None if kind == "text" else key
+
+
 # ---------------------------------------------------------------- wire messages to tree messages
 
 Unit = tuple[int, Sequence[Message]]  # the index of its first wire message, and its tree messages

@@ -31,6 +31,7 @@ from uniagent.adapters.dialects.common import (
     shown,
     split,
     text_of,
+    wants_json,
 )
 from uniagent.adapters.dialects.responses_events import ResponsesEvents, make_items, response_object
 from uniagent.engine.messages import Call, Message, ModelCall, Problem, Reply
@@ -91,6 +92,8 @@ class Responses:
             stream=bool(get(body, "stream", bool)),
             max_tokens=count(body, "max_output_tokens"),
             tool_choice=choice,
+            parallel=get(body, "parallel_tool_calls", bool) is not False,
+            json_by=wants_json(get(get(body, "text", dict) or {}, "format", dict, "text."), "text.format"),
             asked=asked,
             model=get(body, "model", str) or "",
             raw=body,

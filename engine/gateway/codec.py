@@ -26,10 +26,11 @@ from uniagent.engine.gateway.conversation import as_chat
 from uniagent.engine.gateway.decoder import Decoder, TokenBytes
 from uniagent.engine.gateway.encoder import Encoder, Marks, Unencodable, marks_for, strings
 from uniagent.engine.gateway.glue import stub
+from uniagent.engine.gateway.opening import opening
 from uniagent.engine.gateway.rendering import Piece
 from uniagent.engine.gateway.template import TemplateStrategy
 from uniagent.engine.messages import Message, ModelCall, Problem
-from uniagent.engine.ports import Ids, Json, Parser
+from uniagent.engine.ports import Ids, Json, Parsed, Parser
 from uniagent.engine.trajectory.types import Provenance, Sampled, Segment
 
 
@@ -76,6 +77,13 @@ class _Turn:
     ids: Ids
     closed: bool
     order: int
+    opening: Ids | None
+
+    def said(self) -> Iterator[Segment]:
+        """The turn where it stands."""
+        if self.opening is not None:
+            yield Segment(Provenance.TEMPLATE, self.opening)
+        yield Segment(Provenance.SAMPLED, self.ids, self.order)
 
 
 class Codec:
@@ -98,6 +106,7 @@ class Codec:
         self.vocab_size = encoder.vocab_size
         self.template_source = template.source
         self._closing, self._control = frozenset(ends), token_bytes.control
+        self._openings: dict[tuple[str | None, str], Ids | None] = {}
 
     @classmethod
     def from_folder(
@@ -144,7 +153,7 @@ class Codec:
             yield from self._encoded(self._after(call, turn, group), turn)
             if p is not None and p.moved is not None:
                 turn, group = _turn(*p.moved), []
-                yield Segment(Provenance.SAMPLED, turn.ids, turn.order)
+                yield from turn.said()
 
     def _after(self, call: ModelCall, turn: _Turn | None, group: Sequence[Message]) -> tuple[Piece, Marks]:
         """What the template writes between a model turn (None: the beginning) and the next one."""
@@ -183,10 +192,10 @@ class Codec:
         else:
             yield from self._encoded((found[0], marks), None)
             found = found[1:]
-            yield from (Segment(Provenance.SAMPLED, t.ids, t.order) for t in turns[:1])
+            yield from itertools.chain.from_iterable(t.said() for t in turns[:1])
         for n, piece in enumerate(found):
             yield from self._encoded((piece, marks), turns[n])
-            yield from (Segment(Provenance.SAMPLED, t.ids, t.order) for t in turns[n + 1 : n + 2])
+            yield from itertools.chain.from_iterable(t.said() for t in turns[n + 1 : n + 2])
 
     def _spliced(
         self, marks: Marks, chat: rendering.Chat, tools: Sequence[Mapping[str, Json]], turns: int
@@ -214,6 +223,40 @@ class Codec:
         drop = int(not opens or (len(turn.ids) > 0 and int(turn.ids[-1]) == end))
         yield from _segments(ids[drop:], inside[drop:])
 
+    def opening(self, call: ModelCall) -> Ids:
+        """The tokens that begin the call which ``tool_choice`` demands, to be put before the first sampled one. Problem
+        where this model's template has none that would make one."""
+        name, role = None if call.tool_choice == "required" else call.tool_choice, _last_role(call)
+        if (name, role) not in self._openings:
+            if len(self._openings) > 1000:
+                self._openings.clear()
+            self._openings[name, role] = self._opening(name, role)
+        found = self._openings[name, role]
+        if found is None:
+            why = "this model cannot be made to call a tool: set tool_choice to auto, or ask for the call in the prompt"
+            raise Problem(400, "tool_choice_unsupported", why)
+        return found
+
+    def _opening(self, name: str | None, role: str) -> Ids | None:
+        closers = [m for m in self.parser_factory.markers if "think" in m and "/" in m]
+        if name is not None and self.encoder.pattern.search(name):
+            return None
+
+        def last(text: str) -> int:
+            return max((m.end() for m in self.encoder.pattern.finditer(text)), default=0)
+
+        def encoded(text: str) -> Ids:
+            return self.encoder.encode(text, marks_for([text]))[0]
+
+        def read(prompt: str, text: str) -> Parsed:
+            tool: Json = {"type": "function", "function": {"name": name or "look_up", "parameters": {}}}
+            parser = self.parser_factory(prompt, (tool,), self._control)
+            parser.feed(self.token_bytes.text(encoded(text).tolist()))
+            return parser.finish()[1]
+
+        text = opening(self.template, self.strategy, last, read, name, role, closers)
+        return None if text is None else encoded(text)
+
     # -- out
 
     def call_id(self, session: str, turn: int, index: int, name: str) -> str:
@@ -222,11 +265,18 @@ class Codec:
 
     def decoder(self, call: ModelCall, call_ids: Callable[[int, str], str]) -> Decoder:
         """A decoder of one generation; ``call_ids(index, name)`` gives ids to calls whose format carries none."""
-        last = call.messages[-1].role if call.messages else "user"
-        prefix = self.strategy.prompts.get("tool" if last == "tool" else "user", "")
+        prefix = self.strategy.prompts.get(_last_role(call), "")
         parser = self.parser_factory(prefix, call.tools, self._control)
         stop_ids = frozenset(self.stop_ids)
-        return Decoder(self.token_bytes, parser, call_ids, stop=call.stop, stop_ids=stop_ids, closing=self._closing)
+        most = None if call.parallel else 1
+        return Decoder(
+            self.token_bytes, parser, call_ids, stop=call.stop, stop_ids=stop_ids, closing=self._closing, calls=most
+        )
+
+
+def _last_role(call: ModelCall) -> str:
+    """Of the message that the model answers, as far as generation prompts differ."""
+    return "tool" if call.messages and call.messages[-1].role == "tool" else "user"
 
 
 def _turn(node: ActionNode, n: int | None = None) -> _Turn:
@@ -236,7 +286,7 @@ def _turn(node: ActionNode, n: int | None = None) -> _Turn:
     message = node.message
     if n < used:  # the beginning of a cut stream: the calls that came through
         message = evolve(message, calls=message.calls[: sum(end <= n for end in sampled.call_ends)])
-    return _Turn(message, sampled.token_ids[:n], sampled.closed and n == used, node.order)
+    return _Turn(message, sampled.token_ids[:n], sampled.closed and n == used, node.order, sampled.opening)
 
 
 def _texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Json]]) -> Iterator[str]:

@@ -51,6 +51,10 @@ class TokenBytes:
         """The texts of the marked tokens."""
         return tuple(self._known[i].decode().removeprefix(CONTROL_MARK) for i in sorted(self.marked))
 
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of whole ids, with the marks that a parser wants."""
+        return b"".join([self[i] for i in ids]).decode("utf-8", "replace")
+
     def __getitem__(self, id: int) -> bytes:
         found = self._known.get(id)
         if found is None:
@@ -85,7 +89,8 @@ class Decoded:
 
 
 class Decoder:
-    """Of one generation. ``stopped`` turns true when a stop string matched: the gateway then aborts the generation."""
+    """Of one generation. ``stopped`` turns true when a stop string matched, or when a call came after the first
+    ``calls``: the gateway then aborts the generation."""
 
     def __init__(
         self,
@@ -96,7 +101,9 @@ class Decoder:
         stop: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
         closing: frozenset[int] = frozenset(),
+        calls: int | None = None,
     ) -> None:
+        self._calls, self._good = calls, 0  # tokens released when the last thing was said that counts
         self._bytes_of, self._parser, self._call_ids = token_bytes, parser, call_ids
         self._stop = tuple(s for s in stop if s)
         self._stop_ids, self._closing = stop_ids, closing
@@ -114,6 +121,8 @@ class Decoder:
         """The deltas these ids complete. Ids after a stop are ignored."""
         if self.stopped or self._ended is not None:
             return []
+        if self._calls is not None and len(ids) > 1:
+            return [delta for n in range(len(ids)) for delta in self.feed(ids[n : n + 1])]
         kept = np.asarray(ids).tolist()
         for n, id in enumerate(kept):
             if id in self._stop_ids:
@@ -170,8 +179,21 @@ class Decoder:
             self._released += tokens
             out.append(text)
 
+    def begin(self, ids: Ids) -> None:
+        """Ids put before the answer, which belong to it: the beginning of a call."""
+        self._parser.feed(self._bytes_of.text(ids.tolist()))
+
     def _parse(self, text: str) -> list[Delta]:
-        return [self._with_id(d) for d in self._parser.feed(text)] if text else []
+        return self._allowed(self._parser.feed(text)) if text else []
+
+    def _allowed(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """The deltas up to the first call too many; the answer then ends where the last one that counts did."""
+        for n, delta in enumerate(deltas):
+            if self._calls is not None and (delta.call_index or 0) >= self._calls:
+                self.stopped, self._released = True, self._good
+                return [self._with_id(d) for d in deltas[:n]]
+        self._good = self._released if deltas else self._good
+        return [self._with_id(d) for d in deltas]
 
     def _with_id(self, delta: Delta) -> Delta:
         if delta.call_index is None:
@@ -197,8 +219,10 @@ class Decoder:
                 self._release(1 << 60, out)
         deltas = self._parse("".join(out))
         last, parsed = self._parser.finish()
-        deltas += [self._with_id(d) for d in last]
-        calls = tuple(Call(self._ids[n], c.name, c.arguments) for n, c in enumerate(parsed.calls))
+        deltas += self._allowed(last) if not (self.stopped and self._calls is not None) else []
+        calls = tuple(
+            Call(self._ids[n], c.name, c.arguments) for n, c in enumerate(parsed.calls[: self._calls]) if n in self._ids
+        )
         ended = self._ended is not None and not self.stopped
         cut = finish == "length" and not self.stopped and not ended
         return Decoded(

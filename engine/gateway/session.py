@@ -33,7 +33,7 @@ from uniagent.engine.ports import (
     SessionSampling,
 )
 from uniagent.engine.trajectory.nodes import Node, Place
-from uniagent.engine.trajectory.types import Export, Sampled, Segment
+from uniagent.engine.trajectory.types import Export, Provenance, Sampled, Segment
 
 if TYPE_CHECKING:
     from uniagent.engine.gateway.decoder import Decoded
@@ -104,15 +104,16 @@ class GatewaySession:
         """
         if listener is None and on_delta is not None:
             listener = _Deltas(on_delta)
+        opening = self._opening(call)
         place, delta = await self._encode(call)
-        prompt = place.prompt(delta)
+        prompt = place.prompt(delta if opening is None else (*delta, Segment(Provenance.TEMPLATE, opening)))
         plans = self._plans(call, len(prompt))
         if listener is not None:
             listener.started(self._reply_id(plans[0]), len(prompt))
         if len(plans) == 1:
-            replies = [await self._generate(call, place, delta, prompt, plans[0], listener, 0)]
+            replies = [await self._generate(call, place, delta, opening, prompt, plans[0], listener, 0)]
         else:
-            replies = await self._siblings(call, place, delta, prompt, plans, listener)
+            replies = await self._siblings(call, place, delta, opening, prompt, plans, listener)
         await trio.lowlevel.checkpoint_if_cancelled()
         return replies
 
@@ -207,6 +208,15 @@ class GatewaySession:
             place = place.apart()
             return place, await self._delta(call, place)
 
+    def _opening(self, call: ModelCall) -> Ids | None:
+        """What makes the model call a tool, where the client demands one. Problem 400 for what it cannot be held to."""
+        if self.parts.engine.capacity().scripted:
+            return None
+        if call.json_by is not None:
+            why = f"answers cannot be held to a JSON form here: leave {call.json_by} out and ask for JSON in the prompt"
+            raise Problem(400, "json_unsupported", why)
+        return self.parts.codec.opening(call) if call.tools and call.tool_choice != "auto" else None
+
     async def _delta(self, call: ModelCall, place: Place) -> tuple[Segment, ...]:
         codec = self.parts.codec
         new = sum(len(p.message.text) + len(p.message.reasoning) for p in place.pending)
@@ -256,6 +266,7 @@ class GatewaySession:
         call: ModelCall,
         place: Place,
         delta: tuple[Segment, ...],
+        opening: Ids | None,
         prompt: Ids,
         plans: list[Sampling],
         listener: Listener | None,
@@ -263,7 +274,7 @@ class GatewaySession:
         replies: dict[int, Reply] = {}
 
         async def one(choice: int) -> None:
-            replies[choice] = await self._generate(call, place, delta, prompt, plans[choice], listener, choice)
+            replies[choice] = await self._generate(call, place, delta, opening, prompt, plans[choice], listener, choice)
 
         failures: list[BaseException] = []
         try:
@@ -281,6 +292,7 @@ class GatewaySession:
         call: ModelCall,
         place: Place,
         delta: tuple[Segment, ...],
+        opening: Ids | None,
         prompt: Ids,
         sampling: Sampling,
         listener: Listener | None,
@@ -297,7 +309,9 @@ class GatewaySession:
 
         codec, turn = self.parts.codec, sampling.turn
         decoder = codec.decoder(call, lambda index, name: codec.call_id(self.id, turn, index, name))
-        attempt = Attempt(decoder, listener, incremental=heard is not None or bool(call.stop))
+        if opening is not None:
+            decoder.begin(opening)
+        attempt = Attempt(decoder, listener, incremental=heard is not None or bool(call.stop) or not call.parallel)
         self._attempts.add(attempt)
         started = trio.current_time()
         try:
@@ -319,7 +333,7 @@ class GatewaySession:
         node = self.tree.commit(
             place,
             delta=delta,
-            answer=_sampled(generation, sampling, decoded, attempt),
+            answer=_sampled(generation, sampling, decoded, attempt, opening),
             reply=None if aborted else reply.message(),
             started=started,
             ended=ended,
@@ -361,7 +375,9 @@ class _Deltas:
     def started(self, reply_id: str, prompt_tokens: int) -> None: ...
 
 
-def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attempt: Attempt) -> Sampled:
+def _sampled(
+    generation: Generation, sampling: Sampling, decoded: Decoded, attempt: Attempt, opening: Ids | None
+) -> Sampled:
     """As the tree keeps it. A client that left is no abort: its answer ends there, undelivered."""
     if attempt.cause == "aborted":
         finish = "aborted"
@@ -379,5 +395,6 @@ def _sampled(generation: Generation, sampling: Sampling, decoded: Decoded, attem
         used=decoded.used,
         closed=decoded.closed,
         text_ends=np.array(attempt.text_ends, np.int32) if attempt.incremental else None,
+        opening=opening,
         call_ends=tuple(attempt.call_ends),
     )

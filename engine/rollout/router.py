@@ -234,6 +234,7 @@ class Router:
             running=sum(c.running for c in each),
             waiting=sum(c.waiting for c in each),
             context=min((c.context for c in each), default=0),
+            scripted=bool(each) and all(c.scripted for c in each),
         )
 
     def resident(self, prompt: Ids) -> int:

@@ -134,6 +134,8 @@ class TurnTree:
         self.history.requests.append(request)
         node = end
         if answer is not None:
+            if answer.opening is not None:
+                made = Delta.of((*made.segments, Segment(Provenance.TEMPLATE, answer.opening)))
             order = len(self.history.actions)
             anchor = end.anchor
             spoken = extended(anchor.acted.spoken if anchor is not None else None, made.ids, answer.said)

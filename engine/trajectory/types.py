@@ -53,6 +53,7 @@ class Sampled:
     used: int | None = None  # None: all
     closed: bool = True  # the last used token ends the turn in the template's sense; else a repair will
     text_ends: Ids | None = None  # [T] characters of the reply's text that are out once each token is; where streamed
+    opening: Ids | None = None  # put before the first sampled token, so that the model calls a tool: of the template
     call_ends: tuple[int, ...] = ()  # tokens after which each call of the reply is out, whole; where streamed
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from uniagent.adapters.engines.scripted import Answer, ScriptedEngine
 from uniagent.engine import config
@@ -24,7 +24,7 @@ from uniagent.engine.gateway.server import GatewayServer, listen, server_of
 from uniagent.engine.gateway.session import GatewaySession, SessionParts, inline
 from uniagent.engine.gateway.sessions import Gateway
 from uniagent.engine.messages import Problem
-from uniagent.engine.ports import Finish, Ids, Sampling, SessionSampling
+from uniagent.engine.ports import Capacity, Finish, Ids, Sampling, SessionSampling
 from uniagent.engine.trajectory.nodes import TreePolicy
 
 ADMIN = "admin-token"
@@ -119,16 +119,26 @@ class Model:
         return (Say(said) if isinstance(said, str) else said).answer()
 
 
+class Unscripted(ScriptedEngine):
+    """One that passes for a model that samples: it holds no answer to what a client demands of it."""
+
+    def capacity(self) -> Capacity:
+        return evolve(super().capacity(), scripted=False)
+
+
 def gateway_of(
     respond: Callable[..., Any] | Sequence[Say | str],
     *,
     policy: TreePolicy | None = None,
     trust: bool = False,
     context: int = 1 << 20,
+    scripted: bool = True,
     **options: Any,
 ) -> Gateway:
     model = respond if callable(respond) else Model(list(respond))
-    parts = SessionParts(codec(), ScriptedEngine(model, context=context), inline, trust_client=trust)
+    parts = SessionParts(
+        codec(), (ScriptedEngine if scripted else Unscripted)(model, context=context), inline, trust_client=trust
+    )
     return Gateway(parts, policy or TreePolicy(), secret=b"secret", **options)
 
 
