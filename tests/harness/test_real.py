@@ -58,7 +58,7 @@ async def test_a_request_that_is_refused_under_load_is_sent_again(name: str, roo
 @every_harness
 async def test_an_answer_that_is_cut_is_not_trained_and_the_conversation_goes_on(name: str, root: Path) -> None:
     async with theatre(play_of(name), root) as stage:
-        strike(stage.stage.server, 2, cut(after=4))
+        strike(stage.stage.server, 2, cut(after=120))
         outcome = await stage.run(name, {"programs": programs(name)})
     assert outcome.result.finished, outcome.result
     assert outcome.files == {"out.txt": EXPECTED}
