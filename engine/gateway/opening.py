@@ -58,8 +58,8 @@ def opening(
         return None
     rest = _turn(template, strategy.shape, name or NAMES[0], ARGUMENTS[1], 0)[len(text) :]
     thinks = [c for c in closers if prompt.rfind(c.replace("/", "")) > prompt.rfind(c)]
-    for end in [f"\n{c}\n\n" for c in thinks] or [""]:
-        begun = end + text[len(lead) :]
+    for closer in [f"\n{c}\n\n" for c in thinks] or [""]:
+        begun = closer + text[len(lead) :]
         found = read(prompt, begun + rest).calls
         if found and found[0].name == (name or NAMES[0]) and found[0].problem is None:
             return begun
