@@ -25,6 +25,7 @@ from uniagent.adapters.engines.vllm_setup import (
     import_vllm,
     prepare,
     read_options,
+    salt,
     sampling_arguments,
 )
 from uniagent.engine import config, model_files
@@ -239,11 +240,6 @@ class VllmEngine:
         del self._live[live.request.id]
         generation = live.generation(live.finish or Finish.ABORTED, self._epochs, self._version)
         return StepOutput(live.request.id, ids, generation)
-
-
-def salt(version: int) -> str:
-    """Of new requests' prefixes: what older weights wrote is not found."""
-    return f"v{version}"
 
 
 class _PrefixCache:

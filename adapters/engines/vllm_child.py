@@ -31,6 +31,7 @@ from uniagent.adapters.engines.vllm_setup import (
     import_vllm,
     prepare,
     read_options,
+    salt,
     sampling_arguments,
 )
 from uniagent.engine import config
@@ -262,11 +263,18 @@ class ChildEngine:
         """From the first step to the last; cancelled, it aborts and takes what was sampled by then."""
         request = call.live.request
         kind = self._vllm.sampling_params.RequestOutputKind.DELTA
-        queue = await self._llm.add_request(
-            str(request.id),
-            self._vllm.TokensPrompt(prompt_token_ids=request.prompt.tolist(), cache_salt=f"v{self._epochs[-1]}"),
-            self._vllm.SamplingParams(**arguments, output_kind=kind),
+        adding = asyncio.ensure_future(
+            self._llm.add_request(
+                str(request.id),
+                self._vllm.TokensPrompt(prompt_token_ids=request.prompt.tolist(), cache_salt=salt(self._epochs[-1])),
+                self._vllm.SamplingParams(**arguments, output_kind=kind),
+            )
         )
+        try:
+            queue = await asyncio.shield(adding)
+        except asyncio.CancelledError:  # half-added it could not be aborted
+            await self._llm.abort((await adding).request_id, internal=True)
+            raise
         try:
             while not self._take(call, queue.get_nowait() or await queue.get()):
                 continue

@@ -168,3 +168,8 @@ def cuts(request: StepRequest) -> bool:
     """Whether top-p or top-k may leave something out."""
     sampling = request.sampling
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+
+
+def salt(version: int) -> str:
+    """Of new requests' prefixes: what older weights wrote is not found."""
+    return f"v{version}"
