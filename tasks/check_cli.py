@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import httpx
 import trio
+from attrs import asdict
 
+from uniagent.engine.errors import UserError
 from uniagent.engine.ports import Json
 from uniagent.engine.providers import NodeProviders
 from uniagent.tasks.check import Checked, check_samples
+from uniagent.tasks.check_judge import Judge, agreement, opinion
 from uniagent.tasks.config import TaskConfigResolver
 from uniagent.tasks.data import samples
 
@@ -32,11 +38,18 @@ def main(argv: Sequence[str]) -> int:
     checking.add_argument("--n", type=int, default=100, help="samples checked, the first n")
     checking.add_argument("--seed", type=int, default=0, help="of a registered dataset")
     checking.add_argument("--runs", type=int, default=3, help="of the verifier on each final state")
+    checking.add_argument("--jobs", type=int, default=8, help="samples at once (default 8)")
+    checking.add_argument("--judge", metavar="URL", help="a chat-completions endpoint that reads the statements")
+    checking.add_argument("--judge-model", default="", metavar="NAME", help="its model")
+    checking.add_argument("--judge-key", metavar="VARIABLE", help="the environment variable that holds its key")
+    checking.add_argument("--judge-runs", type=int, default=3, help="answers taken for each sample (default 3)")
     checking.add_argument("--out", type=Path, help="folder for the report and the sorted samples")
     checking.add_argument("--json", action="store_true", help="print the summary as one JSON line, last")
     args = parser.parse_args(argv)
     rows = list(islice(samples(args.data, seed=args.seed), args.n))
-    checked = trio.run(_check, rows, TaskConfigResolver.from_file(args.tasks), max(args.runs, 1))
+    judge = _judge(args.judge, args.judge_model, args.judge_key, args.judge_runs) if args.judge else None
+    resolver = TaskConfigResolver.from_file(args.tasks)
+    checked = trio.run(_check, rows, resolver, max(args.runs, 1), max(args.jobs, 1), judge)
     report = markdown(args.data, checked)
     print(report)
     if args.out:
@@ -46,15 +59,28 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(c.problems for c in checked) else 0
 
 
-async def _check(rows: Sequence[Mapping[str, Json]], resolver: TaskConfigResolver, runs: int) -> list[Checked]:
-    async with trio.open_nursery() as nursery:
-        checked = await check_samples(rows, resolver, NodeProviders(nursery, {}), runs=runs)
+def _judge(url: str, model: str, key: str | None, runs: int) -> Judge:
+    if not model:
+        raise UserError("--judge needs --judge-model, the name of the model at that endpoint")
+    if key is not None and key not in os.environ:
+        raise UserError(f"--judge-key names the environment variable {key}, which is not set")
+    return Judge(url, model, os.environ[key] if key else "", max(runs, 1))
+
+
+async def _check(
+    rows: Sequence[Mapping[str, Json]], resolver: TaskConfigResolver, runs: int, jobs: int, judge: Judge | None
+) -> list[Checked]:
+    async with trio.open_nursery() as nursery, httpx.AsyncClient() as client:
+        ask = partial(opinion, client, judge) if judge else None
+        providers = NodeProviders(nursery, {})
+        checked = await check_samples(rows, resolver, providers, runs=runs, at_once=jobs, ask=ask)
         nursery.cancel_scope.cancel()
     return checked
 
 
 def summary(checked: Sequence[Checked]) -> dict[str, Any]:
-    """samples, good, quarantined, mean reward by attempt, and the slowest verdict in seconds."""
+    """samples, good, quarantined, mean reward by attempt, the slowest verdict in seconds, problems by kind, and how far
+    the judge's answers agree (None: it was not asked)."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for one in checked:
         for name, reward in one.rewards.items():
@@ -65,6 +91,10 @@ def summary(checked: Sequence[Checked]) -> dict[str, Any]:
         "good": len(checked) - bad,
         "quarantined": bad,
         "mean_reward": {name: sum(some) / len(some) for name, some in rewards.items()},
+        "problems": dict(Counter(problem.partition(":")[0] for one in checked for problem in one.problems)),
+        "judge": agreement([one.opinion for one in checked if one.opinion])
+        if any(c.opinion for c in checked)
+        else None,
         "slowest_verify_s": max((one.slowest_verify_s for one in checked), default=0.0),
     }
 
@@ -81,6 +111,11 @@ def markdown(source: str, checked: Sequence[Checked]) -> str:
         "|---|---|",
         *(f"| {name} | {mean:.3f} |" for name, mean in totals["mean_reward"].items()),
     ]
+    if totals["judge"]:
+        lines += ["", "| the judge's answers | |", "|---|---|"]
+        lines += [
+            f"| {name} | {'–' if value is None else round(value, 3)} |" for name, value in totals["judge"].items()
+        ]
     bad = [one for one in checked if one.problems]
     if bad:
         lines += ["", "| sample | problem |", "|---|---|"]
@@ -91,7 +126,13 @@ def markdown(source: str, checked: Sequence[Checked]) -> str:
 def write(out: Path, report: str, checked: Sequence[Checked]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     found = [
-        {"sample": c.number, "problems": c.problems, "rewards": c.rewards, "slowest_verify_s": c.slowest_verify_s}
+        {
+            "sample": c.number,
+            "problems": c.problems,
+            "rewards": c.rewards,
+            "slowest_verify_s": c.slowest_verify_s,
+            "judge": asdict(c.opinion) if c.opinion else None,
+        }
         for c in checked
     ]
     (out / "report.md").write_text(report + "\n", encoding="utf-8")

@@ -1,1 +1,1 @@
-"""SWE-style repair, offline: bugs planted in real Python projects by AST mutation, judged by the projects' own tests."""
+"""SWE-style repair, offline: bugs planted in Python projects by AST mutation, judged by the projects' own tests."""

@@ -65,6 +65,11 @@ async def make(project: Project, wanted: Wanted, jobs: int) -> Recipe:
 
 
 def table(recipe: Recipe) -> str:
-    lines = [f"{recipe.project.source}: {len(recipe.repairs)} samples", "", "| bugs | what became of them |", "|---|---|"]
+    lines = [
+        f"{recipe.project.source}: {len(recipe.repairs)} samples",
+        "",
+        "| bugs | what became of them |",
+        "|---|---|",
+    ]
     lines += [f"| {len(recipe.repairs)} | kept |"]
     return "\n".join([*lines, *(f"| {count} | {reason} |" for reason, count in recipe.rejected.items())])

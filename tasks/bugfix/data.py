@@ -14,9 +14,9 @@ from uniagent.tasks.bugfix.recipe import Recipe, Repair, read
 
 SPLITS = ("train", "heldout")
 INSTRUCTIONS = (
-    "The project in the directory `project` has a bug. Find it and repair it, in the project's own source; tests of your "
-    "own are welcome, and those that are there can be run with `python3 -m pytest`. The repair is judged by tests that you "
-    "do not see, and by those that pass now.\n\n"
+    "The project in the directory `project` has a bug. Find it and repair it, in the project's own source; tests of "
+    "your own are welcome, and those that are there can be run with `python3 -m pytest`. The repair is judged by tests "
+    "that you do not see, and by those that pass now.\n\n"
 )
 
 
@@ -26,8 +26,8 @@ def shipped() -> list[Path]:
 
 
 def samples(split: str, seed: int, projects: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The shipped samples, in the order of projects and files; one in five functions is held out. ``projects``: names of
-    recipes or paths of recipe files, left out: all that are shipped."""
+    """The shipped samples, in the order of projects and files; one in five functions is held out. ``projects``: names
+    of recipes or paths of recipe files, left out: all that are shipped."""
     if split not in SPLITS:
         raise UserError(f"bugfix has no split {split!r}: {nearest(split, SPLITS)}")
     known = {path.stem: path for path in shipped()}

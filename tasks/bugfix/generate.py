@@ -7,7 +7,6 @@ what is right. Only tests that pass three times without any bug count. Every tes
 
 from __future__ import annotations
 
-import ast
 import json
 import random
 from collections import Counter, defaultdict
@@ -47,8 +46,8 @@ class Wanted:
     most_tests: int = 6
     most_failing: int = 60
     seed: int = 0
-    cpu_s: float = 20.0  # of the tests of one bug
-    wall_s: float = 300.0
+    cpu_s: float = 8.0  # of the tests of one bug, beyond which it hangs
+    wall_s: float = 120.0
 
 
 @frozen
@@ -197,10 +196,8 @@ class Generator:
                 chosen += picked
         return chosen
 
-    async def screen(
-        self, box: Sandbox, path: str, text: str, chosen: Sequence[Bug], survey: Survey
-    ) -> list[Tried]:
-        jobs = []
+    async def screen(self, box: Sandbox, path: str, text: str, chosen: Sequence[Bug], survey: Survey) -> list[Tried]:
+        jobs: list[dict[str, Any]] = []
         for bug in chosen:
             tests = survey.covering[f"{path}:{bug.first_line}"]
             jobs.append({"function": bug.function, "line": bug.first_line, "text": bug.edit.apply(text),
@@ -235,7 +232,7 @@ class Generator:
         kept = []
         for some in by_function.values():
             seen: Counter[str] = Counter()
-            ranked = []
+            ranked: list[tuple[int, int, Tried]] = []
             for tried in some:
                 ranked.append((seen[tried.bug.operator], len(ranked), tried))
                 seen[tried.bug.operator] += 1
@@ -313,5 +310,3 @@ def _wrong(bug: Bug, others: Sequence[Tried]) -> Wrong | None:
         if same and other.failed and other.bug.edit != bug.edit and other.bug.operator not in ("body", "function"):
             return Wrong(other.bug.edit.line, other.bug.edit.old, other.bug.edit.new)
     return None
-
-

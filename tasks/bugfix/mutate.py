@@ -110,8 +110,11 @@ def _arithmetic(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _number(node: ast.AST) -> Iterator[ast.AST]:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, bool):
-        yield ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
+    match node:
+        case ast.Constant(value=bool(truth)):
+            yield ast.Constant(not truth)
+        case ast.Constant(value=int(number)):
+            yield ast.Constant(number + 1)
 
 
 def _slice(node: ast.AST) -> Iterator[ast.AST]:
@@ -262,13 +265,13 @@ class _Source:
                 operands = node.values
             case _:
                 return None
-        at, text = (node.lineno, node.col_offset), ""  # type: ignore[attr-defined]
+        at, text = (node.lineno, node.col_offset), ""
         for left, right in pairwise(operands):
             text += self._span(at, (left.end_lineno or 0, left.end_col_offset or 0))
             gap = self._span((left.end_lineno or 0, left.end_col_offset or 0), (right.lineno, right.col_offset))
             text += gap.replace(SYMBOLS[type(was)], SYMBOLS[type(becomes)], 1)
             at = (right.lineno, right.col_offset)
-        return text + self._span(at, (node.end_lineno, node.end_col_offset))  # type: ignore[attr-defined]
+        return text + self._span(at, (node.end_lineno or 0, node.end_col_offset or 0))
 
     def _part(self, line: int, start: int, end: int | None) -> str:
         return self.lines[line - 1].encode()[start:end].decode()

@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from attrs import field, frozen
@@ -28,6 +28,7 @@ LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".tox", ".nox", ".venv", "venv
 COMPILED = (".pyc", ".pyo", ".so", ".pyd")
 REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[^]]*\])?==[A-Za-z0-9.!+_-]+$")
 TEST_FILE = re.compile(r"(^|/)(tests?/|testing/|test_[^/]*\.py$|[^/]*_test\.py$|conftest\.py$)")
+BESIDE = re.compile(r"(setup\.py|docs?/|examples?/|scripts?/|tools/|bench|tasks\.py)")  # no part of what is shipped
 FETCH_S = 600.0
 
 
@@ -55,8 +56,8 @@ class Files:
     @property
     def sources(self) -> list[str]:
         """Python files that are no tests, in packages or beside them."""
-        own = (p for p in self.texts if p.endswith(".py") and not is_test(p))
-        return sorted(p for p in own if not re.match(r"(setup\.py|docs?/|examples?/|scripts?/|tools/|bench|tasks\.py)", p))
+        own = (path for path in self.texts if path.endswith(".py") and not is_test(path))
+        return sorted(path for path in own if not BESIDE.match(path))
 
     @property
     def tests(self) -> list[str]:
@@ -125,14 +126,14 @@ def make_runtime(requires: Sequence[str]) -> Path:
     return _once(runtime(requires), install)
 
 
-def _once(place: Path, make: object) -> Path:
+def _once(place: Path, make: Callable[[Path], None]) -> Path:
     """``place``, made by ``make(empty folder)`` if it is not there; many processes may ask at once."""
     if not (place / ".complete").exists():
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
             fresh = Path(scratch, "made")
             fresh.mkdir()
-            make(fresh)  # type: ignore[operator]
+            make(fresh)
             for one in fresh.iterdir():
                 if not (place / one.name).exists():
                     shutil.move(str(one), place / one.name)

@@ -1,5 +1,5 @@
-"""A project's samples in compact form: bugs as edits, tests as numbers. Holds no source of the project but the lines that
-the bugs change.
+"""A project's samples in compact form: bugs as edits, tests as numbers. Holds no source of the project but the lines
+that the bugs change.
 """
 
 from __future__ import annotations

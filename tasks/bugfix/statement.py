@@ -165,7 +165,8 @@ def _has(node: ast.stmt, line: int) -> bool:
 
 def _start(node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(d.lineno for d in decorators)])
+    first: int = min([node.lineno, *(d.lineno for d in decorators)])
+    return first
 
 
 def _loaded(node: ast.AST) -> set[str]:

@@ -30,8 +30,7 @@ from uniagent.tasks.leakage import Guard, Origin, Prepared, Tests, prepare, seal
 from uniagent.tasks.structure import structure
 from uniagent.tasks.swe.options import repair_options, tests_timeout_s
 
-NAMED = 200  # tests named one by one to the runner; more are run by their files
-PYTEST = ("-c", "/dev/null", "--rootdir", ".", "--import-mode", "prepend")
+PYTEST = "-c /dev/null --rootdir . --import-mode prepend"  # whatever the project's own settings are
 FORGED = "import os, pytest\n\n\ndef pytest_runtest_protocol(item, nextitem):\n    os._exit(0)\n"
 
 
@@ -67,6 +66,10 @@ class Verdict:
 
     outcomes: Mapping[str, str] = field(repr=False)
     graded: Graded
+
+    @property
+    def cheated(self) -> bool:
+        return any(finding.leak for finding in self.graded.findings)
 
     def failing(self, tests: Sequence[str]) -> list[str]:
         return [test for test in tests if self.outcomes.get(test) != "passed"]
@@ -144,17 +147,17 @@ class BugFix:
             python = await interpreter(fresh)
             run = partial(self.tested, fresh, python, root)
             verdict = await run(first)
-            if rest and not verdict.failing(first) and not verdict.graded.findings:
+            rest = [test for test in rest if test not in verdict.outcomes]
+            if rest and not verdict.failing(first) and not verdict.cheated:
                 others = await run(rest)
                 verdict = Verdict({**others.outcomes, **verdict.outcomes}, others.graded)
         return verdict
 
     async def tested(self, fresh: Sandbox, python: str, root: PurePosixPath, tests: Sequence[str]) -> Verdict:
-        files = sorted({test.partition("::")[0] for test in tests})
-        named = tuple(tests) if len(tests) <= NAMED else tuple(files)
-        env = place.environment(self.config.sandbox, self.case.project)
+        files = tuple(sorted({test.partition("::")[0] for test in tests}))
+        env = {**place.environment(self.config.sandbox, self.case.project), "PYTEST_ADDOPTS": PYTEST}
         limit = tests_timeout_s(self.config, self.options) / 2  # there may be two runs
-        asked = Tests((*PYTEST, *named), runner="pytest", env=env, timeout_s=limit)
+        asked = Tests(files, runner="pytest", env=env, timeout_s=limit)
         graded = await run_tests(fresh, python, root, asked)
         return Verdict(graded.tests, graded)
 
@@ -163,7 +166,7 @@ class BugFix:
         not_fixed = verdict.failing(case.FAIL_TO_PASS)
         seen = [test for test in case.PASS_TO_PASS if not_fixed == [] or test in verdict.outcomes]
         broken = verdict.failing(seen) if not verdict.graded.timed_out else []
-        resolved = not (not_fixed or broken or verdict.graded.findings or verdict.graded.timed_out)
+        resolved = not (not_fixed or broken or verdict.cheated or verdict.graded.timed_out)
         share = 1 - len(not_fixed) / len(case.FAIL_TO_PASS)
         details: dict[str, Json] = {"instance_id": case.instance_id, "not_fixed": not_fixed, "broken": broken[:50]}
         if not resolved:

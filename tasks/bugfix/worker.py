@@ -1,7 +1,7 @@
-"""Runs a project's tests where the project is: a program for the inside of a sandbox, of the standard library and pytest.
+"""Runs a project's tests where the project is: a program for the inside of a sandbox; standard library and pytest.
 
-Reads one JSON job on standard input in the project's folder, writes one JSON line a result. Every run of tests is a fork
-of a process that has pytest but not the project, so a run costs no start of an interpreter and leaves nothing behind.
+Reads one JSON job on standard input in the project's folder, writes one JSON line a result. Every run of tests is a
+fork of a process that has pytest but not the project, so a run costs no start of an interpreter and leaves nothing behind.
 
     {"mode": "run", "paths": [...], "tests": null | [...], "cover": "src/", "edits": [{"path", "text"} | null, ...]}
         the tests with each edit on disk: {"outcomes": {test: "passed" | {"error", "line", "ours"}}, "cpu_s", ...}
@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -88,7 +88,7 @@ class Tests:
             self.collection.append(f"{report.nodeid}: {str(report.longrepr)[-MESSAGE:]}")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         if report.failed or (report.when == "call" and item.nodeid not in self.outcomes):
             self.outcomes[item.nodeid] = _failure(item, call) if report.failed else report.outcome
@@ -148,7 +148,7 @@ class Coverage:
         self.by_test[""] = self.taken()  # called while the tests were imported
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self.seen.clear()
         self.start()
         result = yield
