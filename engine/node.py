@@ -11,12 +11,12 @@ import copy
 import functools
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from uniagent.engine import collector, model_files
 from uniagent.engine.accelerator import Accelerator
@@ -36,19 +36,24 @@ from uniagent.engine.providers import NodeProviders
 from uniagent.engine.registry import load
 from uniagent.engine.rollout.driver import StepDriver
 from uniagent.engine.rollout.gate import GatedEngine
+from uniagent.engine.separate import formation
+from uniagent.engine.separate.moving import MovingEngine
 from uniagent.engine.signals import Stop
 from uniagent.engine.signals import watch as watch_signals
 from uniagent.engine.team import Team, join, world
 
 if TYPE_CHECKING:
     from uniagent.engine.learner.batch import Batch
+    from uniagent.engine.separate.head import Head
 
 GIL_SWITCH_S = 0.0005  # the accelerator thread must not hold the interpreter for long: it delays every session
 
 
 @define(eq=False)
 class Node:
-    """A running node. ``version`` is the policy version the engine serves."""
+    """A running node. ``version`` is the policy version the engine serves. In a separate run ``moving`` is the engine
+    as sessions have it, ``outlet`` the process group that weights take, ``token`` opens the head's door, ``head`` is
+    what rank 0 does beside."""
 
     config: RunConfig
     model_folder: Path
@@ -65,6 +70,10 @@ class Node:
     progress: Progress
     team: Team | None = None
     version: int = 0
+    moving: MovingEngine | None = None
+    outlet: Any = None
+    token: str = field(default="", repr=False)
+    head: Head | None = None
 
     def rows(self, source: str, *, seed: int, repeat: bool) -> Any:
         """The sample rows of a source, in order."""
@@ -94,7 +103,20 @@ class Node:
             async with self.gate.shut():
                 metrics = await self._apply_and_sync(team)
         self.version += 1
-        return {**metrics, "canary_gap": await canary.check(self.version)}
+        metrics["canary_gap"] = await self._check(canary)
+        return metrics
+
+    async def _check(self, canary: Canary) -> float:
+        gap = await canary.check(self.version)
+        if self.head is not None:
+            self.head.desk.announce(canary=canary.reference)
+        return gap
+
+    @asynccontextmanager
+    async def own_sessions(self) -> AsyncIterator[None]:
+        """Around sessions that must run in this process, as those of an evaluation."""
+        async with self.head.evaluating() if self.head is not None else nullcontext():
+            yield
 
     async def restore(self, checkpoint: Path) -> Position:
         """Before any session: trainer and engine get what a training checkpoint (a step-N) holds."""
@@ -102,17 +124,14 @@ class Node:
         assert team is not None
         assert canary is not None
 
-        def load_and_sync() -> Position:
+        def load_and_sync() -> tuple[Position, Any]:
             position = Position.of_json(team.load(checkpoint))
-            if self.core is not None:
-                self._sync(team, position.policy_version)
-            return position
+            return position, self._sync(team, position.policy_version) if self.core is not None else None
 
-        position = await self.accelerator.run(load_and_sync, kind="checkpoint")
-        if self.core is None:
-            await self._send(team, position.policy_version)
+        position, weights = await self.accelerator.run(load_and_sync, kind="checkpoint")
         self.version = position.policy_version
-        await canary.check(self.version)
+        await self._send(team, position.policy_version, weights)
+        await self._check(canary)
         return position
 
     async def _apply_and_sync(self, team: Team) -> dict[str, float]:
@@ -122,19 +141,24 @@ class Node:
             await self._send(team, version)
             return metrics
 
-        def both() -> dict[str, float]:
+        def both() -> tuple[dict[str, float], Any]:
             metrics = team.apply()
-            self._sync(team, version)
-            return metrics
+            return metrics, self._sync(team, version)
 
-        return await self.accelerator.run(both)
+        metrics, weights = await self.accelerator.run(both)
+        await self._send(team, version, weights)
+        return metrics
 
-    async def _send(self, team: Team, version: int) -> None:
-        """To an engine that is elsewhere, which has its own copy."""
-        weights = await self.accelerator.run(team.weights, version)
-        await self.gate.update(weights, version, KvPolicy(self.config.engine.kv))
+    async def _send(self, team: Team, version: int, weights: Any = None) -> None:
+        """To engines that are elsewhere, which have copies of their own."""
+        if self.core is None:
+            weights = await self.accelerator.run(team.weights, version)
+            await self.gate.update(weights, version, KvPolicy(self.config.engine.kv))
+        elif self.head is not None:
+            await self.head.ship(weights, version)
 
-    def _sync(self, team: Team, version: int) -> None:
+    def _sync(self, team: Team, version: int) -> Any:
+        """Into this process's engine; what it got."""
         assert self.core is not None
         weights = None if self.shared else team.weights(version)
         self.core.update(weights, version, KvPolicy(self.config.engine.kv))
@@ -142,14 +166,21 @@ class Node:
             from uniagent.engine.learner.weights import compare
 
             compare(weights, held)
+        return weights
 
 
 @asynccontextmanager
 async def open_node(
-    config: RunConfig, *, stop: Stop, progress: Progress, trains: bool, checkpoint: Path | None = None
+    config: RunConfig,
+    *,
+    stop: Stop,
+    progress: Progress,
+    trains: bool,
+    checkpoint: Path | None = None,
+    leads: bool = True,
 ) -> AsyncIterator[Node]:
     """A node that is ready for sessions. ``trains``: with a trainer over the engine's module. ``checkpoint``: a Hugging
-    Face folder in place of model.path."""
+    Face folder in place of model.path. ``leads`` False: a node of a separate run that another process leads."""
     sys.setswitchinterval(GIL_SWITCH_S)
     if not config.tasks.file:
         raise UserError("tasks.file is not set: name the Task Config (TOML or YAML) of this run")
@@ -162,18 +193,28 @@ async def open_node(
             f"engine.name = {config.engine.name!r} cannot be trained with: its weights are out of reach; it serves "
             "uniagent eval. Train with 'transformers' or 'vllm'"
         )
-    async with Accelerator.start() as accelerator, AsyncExitStack() as engines, trio.open_nursery() as nursery:
-        await nursery.start(watch_signals, stop)
+    async with Accelerator.start() as accelerator, trio.open_nursery() as nursery, AsyncExitStack() as engines:
+        if leads:
+            await nursery.start(watch_signals, stop)
         lag = Lag()
         nursery.start_soon(watch_lag, lag)
-        shared = getattr(factory, "shares_module", True) and (not trains or shares_module(config))
+        separate = config.rollout.mode == "separate" and (trains or not leads)
+        shared = getattr(factory, "shares_module", True) and (not trains or shares_module(config)) and not separate
         codec = Codec.from_folder(folder, parser=config.model.parser)
-        core = team = canary = None
+        core = team = canary = moving = ranks = None
+        token = ""
         if steps:
-            core, team, score = await accelerator.run(_build, config, folder, trains, shared, kind="setup")
+            if separate:
+                token, ranks = await accelerator.run(_enter, config, kind="setup")
+            core, team, score = await accelerator.run(_build, config, folder, trains, shared, ranks, kind="setup")
             gather_s, below = config.engine.gather_ms / 1000, config.engine.slots // 2
-            gate = GatedEngine(StepDriver(accelerator, core, gather_s=gather_s, gather_below=below))
-            canary = Canary(accelerator, gate, score, seed=config.run.seed, vocabulary=codec.vocab_size)
+            driver = StepDriver(accelerator, core, gather_s=gather_s, gather_below=below)
+            moving = MovingEngine(driver, driver.interrupt) if separate else None
+            gate = GatedEngine(moving or driver)
+            if leads:
+                canary = Canary(
+                    accelerator, driver, score, seed=config.run.seed, vocabulary=codec.vocab_size, greedy=separate
+                )
         else:
             gate = GatedEngine(await engines.enter_async_context(factory(config.engine, folder)))
             if trains:
@@ -203,6 +244,9 @@ async def open_node(
             lag=lag,
             progress=progress,
             team=team,
+            moving=moving,
+            outlet=ranks.outlet if ranks is not None else None,
+            token=token,
         )
         if canary is not None:
             await canary.check(0)
@@ -211,7 +255,7 @@ async def open_node(
         finally:
             if not accelerator.ended:
                 with trio.CancelScope(shield=True):
-                    await accelerator.run(_end, core, team, kind="setup")
+                    await accelerator.run(_end, core, team if leads else None, kind="setup")
         nursery.cancel_scope.cancel()
 
 
@@ -221,9 +265,17 @@ def shares_module(config: RunConfig) -> bool:
     return config.learner.minibatches == 1 and config.rollout.sync_every == 1 and world()[1] == 1
 
 
-def _build(config: RunConfig, folder: Path, trains: bool, shared: bool) -> tuple[Any, Team | None, Score]:
+def _enter(config: RunConfig) -> tuple[str, Any]:
+    """The head's token and the ranks of a separate run's job, of which all come here."""
+    ranks = join(config, model_files.pick_device(config.model.device))
+    return formation.share(formation.own_token()), ranks
+
+
+def _build(
+    config: RunConfig, folder: Path, trains: bool, shared: bool, ranks: Any = None
+) -> tuple[Any, Team | None, Score]:
     """Engine, team, and how the canary is scored; on the accelerator thread."""
-    ranks, model = _model(config, folder, trains, "float32" if trains and shared else config.model.dtype)
+    ranks, model = _model(config, folder, trains, "float32" if trains and shared else config.model.dtype, ranks)
     core = _factory(config)(config.engine, model, shared=shared)
     if not trains:
         return core, None, functools.partial(forward_logprobs, model)
@@ -258,14 +310,15 @@ def _factory(config: RunConfig) -> Any:
     return factory.choose(config) if hasattr(factory, "choose") else factory
 
 
-def _model(config: RunConfig, folder: Path, trains: bool, dtype: str) -> tuple[Any, Any]:
+def _model(config: RunConfig, folder: Path, trains: bool, dtype: str, ranks: Any = None) -> tuple[Any, Any]:
     """The ranks that train together, and the model. A module that is trained and sampled from is loaded in float32,
     which the trainer would make of it anyway; an engine's own copy keeps ``model.dtype``."""
     import torch
 
     torch.set_num_threads(config.run.threads)
     device = model_files.pick_device(config.model.device)
-    ranks = join(config, device) if trains else None
+    if trains and ranks is None:
+        ranks = join(config, device)
     prepare = getattr(_factory(config), "prepare_ranks", None)
     if trains and world()[1] > 1 and prepare is not None:
         prepare(config.engine, device)
