@@ -245,21 +245,22 @@ class Generator:
         self, box: Sandbox, path: str, text: str, promising: Sequence[Tried], survey: Survey
     ) -> list[Tried]:
         """Each bug on the disk, in three processes that share nothing."""
-        groups: dict[tuple[str, ...], list[Tried]] = defaultdict(list)
+        edits = []
         for tried in promising:
-            groups[survey.covering[f"{path}:{tried.bug.first_line}"]].append(tried)
+            tests = survey.covering[f"{path}:{tried.bug.first_line}"]
+            paths = sorted({test.partition("::")[0] for test in tests})
+            edits.append({"path": path, "text": tried.bug.edit.apply(text), "tests": tests, "paths": paths})
+        if not edits:
+            return []
+        job = {**self.job((), None, cpu_s=self.wanted.cpu_s), "edits": edits}
+        runs = [await self.work(box, job, seed) for seed in SEEDS]
         confirmed = []
-        for tests, some in groups.items():
-            files = sorted({test.partition("::")[0] for test in tests})
-            edits = [{"path": path, "text": tried.bug.edit.apply(text)} for tried in some]
-            job = {**self.job(files, list(tests), cpu_s=self.wanted.cpu_s), "edits": edits}
-            runs = [await self.work(box, job, seed) for seed in SEEDS]
-            for tried, *results in zip(some, *runs, strict=True):
-                judged = [self.judged(path, tried.bug, result, survey) for result in results]
-                problem = next((one.rejected for one in judged if one.rejected), None)
-                if problem is None and any(set(one.failed) != set(judged[0].failed) for one in judged):
-                    problem = "not stable: other tests fail in another run"
-                confirmed.append(Tried(path, tried.bug, judged[0].failed, problem))
+        for tried, *results in zip(promising, *runs, strict=True):
+            judged = [self.judged(path, tried.bug, result, survey) for result in results]
+            problem = next((one.rejected for one in judged if one.rejected), None)
+            if problem is None and any(set(one.failed) != set(judged[0].failed) for one in judged):
+                problem = "not stable: other tests fail in another run"
+            confirmed.append(Tried(path, tried.bug, judged[0].failed, problem))
         return confirmed
 
     async def repair(

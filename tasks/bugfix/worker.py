@@ -1,7 +1,7 @@
 """Runs a project's tests where the project is: a program for the inside of a sandbox; standard library and pytest.
 
 Reads one JSON job on standard input in the project's folder, writes one JSON line a result. Every run of tests is a
-fork of a process that has pytest but not the project, so a run costs no start of an interpreter and leaves nothing behind.
+fork of a process that has pytest but not the project: it costs no start of an interpreter and leaves nothing behind.
 
     {"mode": "run", "paths": [...], "tests": null | [...], "cover": "src/", "edits": [{"path", "text"} | null, ...]}
         the tests with each edit on disk: {"outcomes": {test: "passed" | {"error", "line", "ours"}}, "cpu_s", ...}
@@ -160,7 +160,9 @@ ARGUMENTS = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".",
 
 
 def run(job: dict[str, Any], edit: dict[str, str] | None) -> dict[str, Any]:
-    """The tests with one file as ``edit`` has it; the file is as it was afterwards."""
+    """The tests with one file as ``edit`` has it; the file is as it was afterwards. An edit may have tests and paths of
+    its own."""
+    job = {**job, **(edit or {})}
 
     def work() -> dict[str, Any]:
         tests = Tests(job["tests"])
