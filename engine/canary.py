@@ -7,13 +7,13 @@ arrive, K/V of older ones) shows here at once and stops the run, instead of trai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from uniagent.engine.accelerator import Accelerator
-from uniagent.engine.ports import Floats, Ids, InferenceEngine, Sampling
+from uniagent.engine.ports import Floats, Generation, Ids, InferenceEngine, Json, Sampling
 
 PROMPT, ANSWER = 24, 8  # tokens
 FLOOR = 1e-4  # nats: float32 on one device
@@ -29,13 +29,23 @@ class CanaryMismatch(RuntimeError):
 
 class Canary:
     """``score`` gives the learner's logprobs [T] of an answer after a prompt, on the accelerator's thread. ``gap`` is
-    the latest largest difference in nats; the tolerance is calibrated by the first ``check``."""
+    the latest largest difference in nats; the tolerance is calibrated by the first ``check``. ``greedy``: answers are
+    those that other engines give too, so that ``reference`` is of use to them (``agree``)."""
 
     def __init__(
-        self, accelerator: Accelerator, engine: InferenceEngine, score: Score, *, seed: int, vocabulary: int
+        self,
+        accelerator: Accelerator,
+        engine: InferenceEngine,
+        score: Score,
+        *,
+        seed: int,
+        vocabulary: int,
+        greedy: bool = False,
     ) -> None:
         self._accelerator, self._engine, self._score = accelerator, engine, score
         self._seed, self._vocabulary = seed, vocabulary
+        self._temperature = 0.0 if greedy else 1.0
+        self.reference: dict[str, Json] = {}  # the latest question and the learner's answer, as JSON
         self.tolerance: float | None = None
         self.gap = 0.0
 
@@ -43,8 +53,7 @@ class Canary:
         """The gap in nats; raises CanaryMismatch when it is no rounding."""
         draw = np.random.default_rng([self._seed, version])
         prompt = draw.integers(0, self._vocabulary, PROMPT, dtype=np.int32)
-        sampling = Sampling(ANSWER, seed=self._seed, turn=version)
-        answer = await self._engine.generate(prompt, sampling, session=f"canary-{version}")
+        answer = await _ask(self._engine, prompt, self._temperature, self._seed, version)
         wanted = await self._accelerator.run(self._score, prompt, answer.token_ids, kind="canary")
         self.gap = float(np.abs(wanted - answer.logprobs).max())
         if self.tolerance is None:
@@ -54,7 +63,40 @@ class Canary:
                 f"after the sync to policy version {version} the engine's logprobs are off by {self.gap:.2g} nats "
                 f"(tolerance {self.tolerance:.2g}): the new weights did not arrive whole"
             )
+        self.reference = {
+            "version": version,
+            "prompt": prompt.tolist(),
+            "token_ids": answer.token_ids.tolist(),
+            "logprobs": wanted.tolist(),
+            "tolerance": 2 * self.tolerance,  # two roundings
+            "seed": self._seed,
+        }
         return self.gap
+
+
+async def agree(engine: InferenceEngine, reference: Mapping[str, Json]) -> float | None:
+    """Whether another engine computes what the learner did: the gap in nats up to the first token that differs, where
+    two were equally likely; CanaryMismatch when it is no rounding. None: its weights changed meanwhile."""
+    version = reference["version"]
+    prompt = np.array(reference["prompt"], np.int32)
+    answer = await _ask(engine, prompt, 0.0, reference["seed"], version)
+    if any(span.version != version for span in answer.versions):
+        return None
+    same = answer.token_ids == np.array(reference["token_ids"], np.int32)[: len(answer.token_ids)]
+    compared = min(len(same), int(same.argmin()) + 1 if not same.all() else len(same))
+    wanted = np.array(reference["logprobs"], np.float32)
+    gap = float(np.abs(answer.logprobs[:compared] - wanted[:compared]).max())
+    if not gap <= reference["tolerance"]:
+        raise CanaryMismatch(
+            f"with policy version {version} this engine's logprobs are off by {gap:.2g} nats from the learner's "
+            f"(tolerance {reference['tolerance']:.2g}): it does not compute the same"
+        )
+    return gap
+
+
+async def _ask(engine: InferenceEngine, prompt: Ids, temperature: float, seed: int, version: int) -> Generation:
+    sampling = Sampling(ANSWER, temperature=temperature, seed=seed, turn=version)
+    return await engine.generate(prompt, sampling, session=f"canary-{version}")
 
 
 def forward_logprobs(model: Any, prompt: Ids, answer: Ids) -> Floats:

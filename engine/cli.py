@@ -18,6 +18,7 @@ from uniagent.engine.errors import UserError, nearest
 
 COMMANDS = {  # name -> (function taking the remaining arguments and giving the exit status, what it does)
     "train": ("uniagent.engine.commands:train", "train as a config says: uniagent train examples/quickstart.toml"),
+    "rollout": ("uniagent.engine.separate.join_cli:main", "roll out for a run elsewhere: uniagent rollout --join URL"),
     "eval": ("uniagent.engine.commands:evaluate", "evaluate the config's model, or a checkpoint, on held-out samples"),
     "show": ("uniagent.engine.commands:show", "print a recorded episode, its tokens coloured by who wrote them"),
     "simulate": ("uniagent.engine.simulate.cli:main", "run a config on a virtual clock: wall-clock, bound, faults"),
@@ -32,6 +33,7 @@ COMMANDS = {  # name -> (function taking the remaining arguments and giving the 
     "data": ("uniagent.tasks.data_cli:main", "check a data set"),
     "bugfix": ("uniagent.tasks.bugfix.cli:main", "make repair samples from a Python project: bugfix make PROJECT"),
     "tasks": ("uniagent.tasks.check_cli:main", "check the quality of tasks"),
+    "judge": ("uniagent.tasks.llm_judge.report:main", "cost and agreement of the judge of a run (task llm_judge)"),
     "sft": ("uniagent.engine.learner.sft_cli:main", "supervised fine-tuning on recorded conversations"),
 }
 

@@ -16,9 +16,11 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from uniagent.engine import config_file, config_listing, run_folder, team
+from uniagent.engine.config import RunConfig
 from uniagent.engine.crash import guard
 from uniagent.engine.errors import UserError, nearest
 from uniagent.engine.observe.progress import Lines
+from uniagent.engine.separate import formation
 from uniagent.engine.storage import plain
 
 
@@ -54,9 +56,10 @@ def train(argv: Sequence[str]) -> int:
         )
     config = config_file.load(args.config, args.set)
     config_file.require(config, args.config, "tasks.file", "tasks.data")
+    formation.refuse(config)
     if team.world()[0] > 0:  # torchrun: rank 0 runs the node, the others follow it
         with guard():
-            team.follow(config)
+            _follow(config)
         return 0
     changed: list[str] = []
     if args.resume:
@@ -82,6 +85,14 @@ def train(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(plain(summary)))
     return int(summary.get("exit_status", 0))
+
+
+def _follow(config: RunConfig) -> None:
+    if config.rollout.mode == "separate":
+        from uniagent.engine.separate.nodes import follow
+    else:
+        from uniagent.engine.team import follow
+    follow(config)
 
 
 def evaluate(argv: Sequence[str]) -> int:

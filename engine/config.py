@@ -357,6 +357,10 @@ def check(config: RunConfig) -> list[tuple[str, Any, str]]:
         for name, default in (("train_ranks", 1), ("joining", False)):
             if (value := getattr(config.placement, name)) != default:
                 problems.append((f"placement.{name}", value, f"places a separate run; rollout.mode is {r.mode}"))
+    if r.mode == "separate" and not r.partial_rollout:
+        problems.append(
+            ("rollout.partial_rollout", False, "generations of a separate run go on across a sync: use true")
+        )
     if r.head_url and not re.fullmatch(r"http://[^/\s]+:\d+", r.head_url):
         problems.append(("rollout.head_url", r.head_url, "write http://HOST:PORT"))
     if r.mode == "sync" and r.sync_every > 1:

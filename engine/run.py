@@ -6,8 +6,8 @@ alarm did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from uniagent.engine.config import RunConfig
 from uniagent.engine.curriculum.feed import shared_history
 from uniagent.engine.evaluation import evaluate as evaluate_node
 from uniagent.engine.journal import Journal
-from uniagent.engine.node import open_node
+from uniagent.engine.node import Node, open_node
 from uniagent.engine.observe.metrics import MetricsFile
 from uniagent.engine.observe.progress import Progress
 from uniagent.engine.position import Position
@@ -48,8 +48,10 @@ async def _train(
     stop = Stop(config.run.drain_s)
     with _journal(folder) as journal:
         assert journal is not None
-        async with open_node(config, stop=stop, progress=progress, trains=True) as node:
+        async with open_node(config, stop=stop, progress=progress, trains=True) as node, _headed(node, folder):
             position = await node.restore(start) if start else Position()
+            if node.head is not None:
+                await node.head.begin()
             metrics = MetricsFile(
                 folder.metrics, trio.current_time, after=position.step, spent_s=position.spent.get("wall_s", 0.0)
             )
@@ -78,6 +80,18 @@ async def _evaluate(
             if not limit.cancelled_caught and not stop.event.is_set():
                 result = {**scores, "checkpoint": str(node.model_folder)}
     return {**result, "exit_status": stop.exit_status}
+
+
+@asynccontextmanager
+async def _headed(node: Node, folder: RunFolder) -> AsyncIterator[None]:
+    """In a separate run the node is its head."""
+    if node.config.rollout.mode != "separate":
+        yield
+        return
+    from uniagent.engine.separate.head import open_head
+
+    async with open_head(node, folder):
+        yield
 
 
 @contextmanager

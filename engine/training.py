@@ -38,6 +38,9 @@ from uniagent.engine.run_folder import RunFolder
 from uniagent.engine.session import SessionParts, run_session
 
 
+FLAT = 20  # batches' worth of groups without a signal in a row, after which waiting for one is no use
+
+
 @define(eq=False)
 class Training:
     """One run of training on an open node."""
@@ -59,6 +62,7 @@ class Training:
     _trained_at: float = field(factory=trio.current_time)
     _ended: int = 0  # sessions since the last step
     _failed_groups: int = 0  # in a row, all of whose sessions failed outside the model
+    _flat_groups: int = 0  # in a row, given back because all of their sessions came to one outcome
     _returned: deque[tuple[Group, str]] = field(factory=deque)
     _alarms: Alarms = field(init=False)
 
@@ -82,7 +86,10 @@ class Training:
             nursery.start_soon(scheduler.run)
             nursery.start_soon(self._close_on_stop, scheduler)
             while self.step < config.run.steps and not stop.event.is_set():
-                groups = await scheduler.batch(config.rollout.groups_per_step)
+                if self.node.head is not None:
+                    groups = await self.node.head.batch(scheduler, config.rollout.groups_per_step)
+                else:
+                    groups = await scheduler.batch(config.rollout.groups_per_step)
                 if not groups or stop.event.is_set():
                     scheduler.leftover.extend(groups)
                     break
@@ -127,7 +134,11 @@ class Training:
         parts = SessionParts(node.gateway, node.tasks, node.providers, rollout.session_timeout_s)
 
         async def one(row: Mapping[str, Json], sample: int, replica: int) -> Episode:
-            episode = await run_session(parts, row, name=f"train-{sample}-{replica}", sample=sample, replica=replica)
+            if node.head is not None:
+                episode = await node.head.session(row, sample, replica)
+            else:
+                name = f"train-{sample}-{replica}"
+                episode = await run_session(parts, row, name=name, sample=sample, replica=replica)
             self._ended += 1
             node.progress.phase("rollout", self._ended, rollout.groups_per_step * rollout.group_size)
             return episode
@@ -141,7 +152,7 @@ class Training:
             size=rollout.group_size,
             limit=rollout.max_sessions,
             wanted=self._unwanted,
-            returned=lambda group, cause: self._returned.append((group, cause)),
+            returned=self._give_back,
         )
 
     def _position(self) -> dict[str, Json]:
@@ -173,8 +184,19 @@ class Training:
             return "infra"
         self._failed_groups = 0
         if self.node.config.rollout.on_no_signal == "refill" and len({e.result.solved for e in counted}) == 1:
+            self._flat_groups += 1
+            if self._flat_groups >= FLAT * self.node.config.rollout.groups_per_step:
+                raise UserError(
+                    f"the last {self._flat_groups} groups all came to one outcome each: the samples are too easy or too "
+                    "hard for this model; uniagent difficulty says how hard, and chooses"
+                )
             return "no_signal"
+        self._flat_groups = 0
         return None
+
+    def _give_back(self, group: Group, cause: str) -> None:
+        self._feed.given_back(group)
+        self._returned.append((group, cause))
 
     async def _close_on_stop(self, scheduler: Scheduler) -> None:
         await self.node.stop.event.wait()
@@ -209,6 +231,7 @@ class Training:
             **staleness(episodes, batch.version),
             **learned,
             **node.lag.metrics(),
+            **(node.head.metrics() if node.head is not None else {}),
             **self._feed.curriculum.metrics(),
             **{f"groups/{name}": n for name, n in scheduler.admission.counters().items()},
             "rollout_s": started - self._trained_at,
@@ -260,7 +283,8 @@ class Training:
         if not node.config.eval.data:
             return False
         with node.stop.draining():
-            result = await evaluate(node, self.journal, name=name, step=self.step, history=self._feed.history)
+            async with node.own_sessions():
+                result = await evaluate(node, self.journal, name=name, step=self.step, history=self._feed.history)
             if not node.stop.event.is_set():
                 self.evals[name] = result
                 best = self.checkpoints.best(self.step, result["success"])

@@ -96,6 +96,11 @@ class StepDriver:
         assert waiter.result is not None
         return waiter.result.unwrap()
 
+    def interrupt(self) -> None:
+        """Ends every generation: each returns what was sampled so far, finish ABORTED."""
+        for id in tuple(self._waiters):
+            self._abort(id)
+
     async def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
         await self._accelerator.run(self._engine.update, weights, version, kv, kind="engine")
 

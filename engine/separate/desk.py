@@ -45,9 +45,9 @@ class _Asked:
 
 @define(eq=False)
 class Desk:
-    """``size`` sessions make a group. ``version`` is the policy version nodes should have, ``serving`` the training
-    mesh's role, ``relief`` whether generations that wait may be asked of others; ``ending`` sends nodes home.
-    ``canary`` is what engines of the newest version must answer."""
+    """``size`` sessions make a group. ``version`` is the policy version nodes should have (-1: there are no weights
+    yet); ``shift`` counts the training mesh's changes of role: while it is odd the mesh serves; ``ending`` sends nodes
+    home. ``canary`` is what engines of the newest version must answer."""
 
     size: int
     lease_s: float
@@ -56,8 +56,8 @@ class Desk:
     offload: Callable[..., Any] = trio.to_thread.run_sync
     head: str = field(factory=lambda: secrets.token_hex(8))
     leases: Leases = field(factory=Leases)
-    version: int = 0
-    serving: bool = False
+    version: int = -1
+    shift: int = 0
     ending: bool = False
     canary: Json = None
     duplicates: int = 0
@@ -83,7 +83,7 @@ class Desk:
         return found
 
     def announce(self, **changes: Any) -> None:
-        """Change ``version``, ``serving``, ``ending`` or ``canary``, and let nodes know at once."""
+        """Change ``version``, ``shift``, ``ending`` or ``canary``, and let nodes know at once."""
         for name, value in changes.items():
             setattr(self, name, value)
         self._notify()
@@ -152,7 +152,7 @@ class Desk:
     async def _pull(self, body: Mapping[str, Json]) -> dict[str, Json]:
         """Waits ``wait_s`` at most for something that the node does not know."""
         name, capacity = body["node"], {Kind(k): n for k, n in body["capacity"].items()}
-        knows = (body["version"], body["serving"], body["canary"], False)
+        knows = (body["version"], body["shift"], body["canary"], False)
         self._told[name] = (body["has"], False)
         heard = trio.current_time()
         self._notify()
@@ -170,13 +170,13 @@ class Desk:
             "give": [messages.lease(lease) for lease in pulled.give],
             "drop": list(pulled.drop),
             "version": self.version,
-            "serving": self.serving,
+            "shift": self.shift,
             "ending": self.ending,
             "canary": self.canary,
         }
 
     def _state(self) -> tuple[Json, ...]:
-        return (self.version, self.serving, self.canary["version"] if self.canary else -1, self.ending)
+        return (self.version, self.shift, self.canary["version"] if self.canary else -1, self.ending)
 
     async def _push(self, body: Mapping[str, Json]) -> dict[str, Json]:
         id, part = body["id"], body["part"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from uniagent.engine.config import RunConfig
@@ -64,9 +65,20 @@ def door(config: RunConfig, url: str) -> tuple[str, int]:
     return config.rollout.bind or "127.0.0.1", urlsplit(url).port or FREE_PORT
 
 
-def own_token(environment: Mapping[str, str] = os.environ) -> str:
+def given_token(environment: Mapping[str, str] = os.environ) -> str:
+    """The token that the environment gives; empty: none."""
+    return environment.get(TOKEN, "").strip()
+
+
+def own_token() -> str:
     """The token that the environment gives, or one that nobody can guess."""
-    return environment.get(TOKEN) or secrets.token_urlsafe(24)
+    return given_token() or secrets.token_urlsafe(24)
+
+
+def keep(token: str, file: Path) -> None:
+    """The token where only its owner can read it."""
+    with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        out.write(token + "\n")
 
 
 def share(token: str) -> str:

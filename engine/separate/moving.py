@@ -41,7 +41,7 @@ class MovingEngine:
         self.elsewhere: Generate | None = None
         self.crowded: Callable[[], bool] = lambda: False
         self.moved = 0  # generations that went on elsewhere
-        self._engine, self._interrupt = engine, interrupt
+        self.engine, self._interrupt = engine, interrupt
         self._running = 0
         self._open = trio.Event()
         self._open.set()
@@ -114,13 +114,13 @@ class MovingEngine:
         return await self._here(prompt, sampling, session, None, None)
 
     async def update(self, weights: Weights, version: int, kv: KvPolicy) -> None:
-        await self._engine.update(weights, version, kv)
+        await self.engine.update(weights, version, kv)
 
     def capacity(self) -> Capacity:
-        return self._engine.capacity()
+        return self.engine.capacity()
 
     def resident(self, prompt: Ids) -> int:
-        return self._engine.resident(prompt)
+        return self.engine.resident(prompt)
 
     # ------------------------------------------------------------ one part
 
@@ -134,9 +134,7 @@ class MovingEngine:
     ) -> Generation:
         self._running += 1
         try:
-            return await self._engine.generate(
-                prompt, sampling, session=session, on_tokens=on_tokens, on_abort=on_abort
-            )
+            return await self.engine.generate(prompt, sampling, session=session, on_tokens=on_tokens, on_abort=on_abort)
         finally:
             self._running -= 1
             if not self._running:

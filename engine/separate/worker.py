@@ -37,13 +37,14 @@ class HeadLost(UserError):
 @frozen
 class Doings:
     """What a node can do. ``update`` brings the engine to the version, or a newer one, which it gives; ``check``
-    compares the engine with the head's canary; ``role`` is called when the training mesh changes its role."""
+    compares the engine with the head's canary; ``role`` is called when the training mesh changes its role, with
+    the number of changes so far: while it is odd the mesh serves."""
 
     session: Callable[[Mapping[str, Json], int, int], Awaitable[Episode]]
     generate: Callable[[Ids, Sampling, SessionId], Awaitable[Generation]]
     update: Callable[[int], Awaitable[int]]
     check: Callable[[Json], Awaitable[None]]
-    role: Callable[[bool], Awaitable[None]]
+    role: Callable[[int], Awaitable[None]]
     offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
 
 
@@ -75,7 +76,7 @@ class Worker:
     lost_work: int = 0  # items dropped unfinished
     _head: str = ""
     _told: int = -1  # the version the head named last
-    _serving: bool = False
+    _shift: int = 0
     _canary: int = -1
     _held: dict[str, _Held] = field(factory=dict)
     _news: trio.Event = field(factory=trio.Event)
@@ -115,13 +116,13 @@ class Worker:
     # ------------------------------------------------------------ what the head says
 
     def _state(self) -> dict[str, Json]:
-        closed = self.draining or (self.mesh and not self._serving)
+        closed = self.draining or (self.mesh and self._shift % 2 == 0)
         return {
             "held": {id: held.attempt for id, held in self._held.items()},
             "capacity": {kind.value: 0 if closed else n for kind, n in self.capacity.items()},
             "has": self.has,
             "version": self._told,
-            "serving": self._serving,
+            "shift": self._shift,
             "canary": self._canary,
             "wait_s": self.wait_s,
         }
@@ -137,9 +138,9 @@ class Worker:
         if answer["version"] != self._told:
             self._told = answer["version"]
             self._notify()
-        if answer["serving"] != self._serving:
-            self._serving = answer["serving"]
-            await self.doings.role(self._serving)
+        if answer["shift"] != self._shift:
+            self._shift = answer["shift"]
+            await self.doings.role(self._shift)
         if answer["canary"] is not None and answer["canary"]["version"] > self._canary:
             self._canary = answer["canary"]["version"]
             nursery.start_soon(self._check, answer["canary"])
@@ -150,7 +151,7 @@ class Worker:
     def _begin_anew(self, head: str) -> None:
         for held in self._held.values():
             held.scope.cancel()
-        self._head, self._told, self._canary, self.has = head, -1, -1, -1
+        self._head, self._told, self._canary, self._shift, self.has = head, -1, -1, 0, -1
 
     async def _say(self, verb: str, body: Mapping[str, Json], head: str | None = None) -> dict[str, Json]:
         """Repeats the message until it is answered. ``head``: whom it is for, where that is not the one of now."""

@@ -160,6 +160,7 @@ class Play:
                     wanted=lambda group: None,
                     returned=lambda group, cause: None,
                 )
+                self.desk.announce(version=0)
                 for name in sorted(mesh):
                     nursery.start_soon(self._node, name, True)
                 for _ in range(self.nodes):
@@ -215,7 +216,7 @@ class Play:
         if roles.serving != serving:
             with trio.CancelScope(shield=True):
                 roles.switched(serving)
-                self.desk.announce(serving=serving)
+                self.desk.announce(shift=self.desk.shift + 1)
                 for name, engine in self.engines.items():
                     if name in self.desk.mesh and serving:
                         engine.open()
@@ -248,11 +249,11 @@ class Play:
         doings = Doings(session, engine.generate_here, update, nothing, nothing, inline)
         capacity = {Kind.GROUP: self.draw.randint(1, 4), Kind.ASK: 4}
         worker = Worker(name, self._lossy, doings, capacity, wait_s=5.0, patience_s=1e6, mesh=mesh)
-        if mesh and not self.desk.serving:
+        if mesh and self.desk.shift % 2 == 0:
             await engine.close()
         engine.elsewhere = elsewhere if mesh or self.relief else None
         if self.relief and not mesh:
-            engine.crowded = lambda: self.desk.serving and self.draw.random() < 0.5
+            engine.crowded = lambda: self.desk.shift % 2 and self.draw.random() < 0.5
         self.engines[name] = engine
         with trio.CancelScope() as self.scopes[name]:
             async with trio.open_nursery() as nursery:
