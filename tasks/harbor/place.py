@@ -93,7 +93,7 @@ async def image(folder: TaskFolder, sandbox: SandboxConfig, providers: Providers
     """The sandbox with its image: the one asked for, the folder's published one, or its Dockerfile, built (layers that
     are there are used again). Raises InfraError where the engine cannot."""
     environment = folder.config.environment
-    if sandbox.image is not None or sandbox.provider == "local":
+    if sandbox.provider == "local" or sandbox.image not in (None, environment.docker_image):
         return sandbox
     name = environment.docker_image
     if sandbox.provider != "container":

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import (
@@ -58,7 +58,6 @@ class HarborSample:
     """The metadata of a sample: the task's folder on this machine."""
 
     task: str
-    info: Mapping[str, object] = field(factory=dict)
 
 
 class Harbor:
@@ -298,6 +297,8 @@ def laid_under(folder: TaskFolder, config: TaskConfig, providers: Providers) -> 
     sandbox = config.sandbox
     if sandbox.provider == "local" and sandbox.image is None:
         sandbox = evolve(sandbox, image=providers.sandbox_options("local").get("image"))
+    if sandbox.provider != "local" and sandbox.image is None:
+        sandbox = evolve(sandbox, image=folder.config.environment.docker_image)
     if sandbox.provider == "none":
         raise UserError(f"{folder.path}: a task folder needs a sandbox; sandbox.provider is 'none'")
     sandbox = place.section(folder, sandbox, place.workdir(folder, sandbox))

@@ -208,6 +208,10 @@ async def test_an_engine_builds_the_image_and_names_its_workdir(
     (tmp_path / "log.fails").touch()
     with pytest.raises(InfraError, match="Dockerfile: cannot be built: no space left"):
         await place.image(task, SandboxConfig("container"), Providers(str(engine)))
+    toml = '[environment]\ndocker_image = "org/published:1"\n'
+    published = read_folder(folders.single(tmp_path / "other", task_toml=toml, environment__Dockerfile=""))
+    found = await place.image(published, SandboxConfig("container"), Providers(str(engine)))
+    assert (found.image, found.options["workdir"]) == ("org/published:1", "/srv/inside")
     asked = SandboxConfig("container", "mine:1")
     assert await place.image(task, asked, Providers(str(engine))) == asked
 
