@@ -48,6 +48,10 @@ def a_world() -> World:
             index("helper-lib", [("helper_lib-2.0-py3-none-any.whl", "2025-01-01T00:00:00Z")]),
         )
     files = "files.pythonhosted.org/packages/aa/bb"
+    for name, inside in (("splitter_ng", "splitter/core.py"), ("big_framework", "framework/_vendor/splitter/core.py")):
+        file = f"{name}-2.0-py3-none-any.whl"
+        world.put(f"pypi.org/simple/{name.replace('_', '-')}/", index(name, [(file, "2025-01-01T00:00:00Z")]))
+        world.put(f"{files}/{file}", wheel(name, "2.0", {inside: repo.FIXED}))
     world.put(f"{files}/splitter-1.0-py3-none-any.whl", wheel("splitter", "1.0", {"splitter/core.py": repo.BROKEN}))
     world.put(f"{files}/splitter-1.1-py3-none-any.whl", wheel("splitter", "1.1", {"splitter/core.py": repo.FIXED}))
     world.put(f"{files}/helper_lib-2.0-py3-none-any.whl", wheel("helper_lib", "2.0", {"helper_lib.py": "VALUE = 1\n"}))
