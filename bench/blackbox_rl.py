@@ -63,7 +63,7 @@ model:
   format_error_template: Call bash.
 """
 SIZES = {  # demonstrations, steps of warm start, steps, groups, group size, held-out jobs
-    "full": (600, 40, 14, 4, 8, 48),
+    "full": (600, 40, 16, 4, 8, 44),
     "quick": (200, 20, 2, 1, 4, 2),
 }
 
@@ -138,8 +138,9 @@ def write_config(place: Path, programs: str, steps: int, groups: int, size: int,
         "model": {"path": str(place / "model")},
         "engine": {"context": 512, "slots": 16},
         "tasks": {"file": "tasks.toml", "data": "shell_quest/train", "options": {"families": list(FAMILIES)}},
+        "gateway": {"refused": "train"},  # a call that the harness cannot read is a mistake to unlearn
         "rollout": {"groups_per_step": groups, "group_size": size, "max_sessions": 16},
-        "learner": {"loss": "grpo", "aggregation": "token_mean", "lr": 7e-4, "warmup_steps": 2},
+        "learner": {"loss": "grpo", "aggregation": "token_mean", "lr": 6e-4, "warmup_steps": 2},
         "eval": {"data": "shell_quest/heldout", "n": held_out, "greedy": False},
         "sandbox": {"options": {"local": {"warm": 0}}},
     }

@@ -55,6 +55,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "reasoning_gym": "uniagent.tasks.reasoning_gym:ReasoningGym",
         "bugfix": "uniagent.tasks.bugfix.task:BugFix",
         "text_game": "uniagent.tasks.text_game.task:TextGame",
+        "llm_judge": "uniagent.tasks.llm_judge.task:LlmJudge",
         "swe_bench": "uniagent.tasks.swe.benchmarks:swe_bench",
         "swe_bench_multilingual": "uniagent.tasks.swe.benchmarks:swe_bench",
         "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench",

@@ -29,7 +29,7 @@ from uniagent.engine.learner.batch import Batch, build
 from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.node import Node
 from uniagent.engine.observe.alarms import Alarms
-from uniagent.engine.observe.metrics import MetricsFile, of_agents, of_answers, of_episodes, staleness
+from uniagent.engine.observe.metrics import MetricsFile, of_agents, of_answers, of_episodes, of_tasks, staleness
 from uniagent.engine.ports import Json
 from uniagent.engine.position import Position, Samples
 from uniagent.engine.rollout.admission import Admission
@@ -228,6 +228,7 @@ class Training:
             **of_episodes(episodes),
             **of_answers(episodes),
             **of_agents(episodes),
+            **of_tasks(episodes),
             **staleness(episodes, batch.version),
             **learned,
             **node.lag.metrics(),

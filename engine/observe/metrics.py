@@ -130,6 +130,33 @@ def of_agents(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def of_tasks(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The same batch by task, as ``task/NAME/…``: episodes and success; the means of what its verifier measured
+    (``TaskResult.metrics``), of the reward's components, and the share of each flag, of the episodes that count."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.task, []).append(episode)
+    return {
+        f"task/{name}/{key}": value for name, some in sorted(by_task.items()) for key, value in _of_task(some).items()
+    }
+
+
+def _of_task(episodes: Sequence[Episode]) -> dict[str, float]:
+    results = [e.result for e in episodes if e.counts]
+    found: dict[str, list[float]] = {}
+    for result in results:
+        measured = {name: value for name, value in result.metrics.items() if not name.endswith("_s")}
+        for name, value in {**measured, **{f"component_{n}": v for n, v in result.components.items()}}.items():
+            found.setdefault(name, []).append(value)
+    flags = Counter(flag for result in results for flag in set(result.flags))
+    return {
+        "episodes": len(episodes),
+        "success": success(episodes)["success"],
+        **{name: _mean(values) for name, values in sorted(found.items())},
+        **{f"flag_{name}": n / len(results) for name, n in sorted(flags.items())},
+    }
+
+
 def agent_of(episode: Episode) -> str:
     """Name of the agent in the sample's merged config."""
     return str((episode.row.get("agent") or {}).get("name", "react"))

@@ -58,6 +58,24 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
     assert metrics.wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
 
 
+def test_a_batch_in_numbers_by_task_has_what_its_verifiers_measured(make_episode: Make) -> None:
+    def judged(moves: float, *flags: str, failure: Failure | None = None) -> Episode:
+        metrics_ = {"moves": moves, "agent_s": 1.0}
+        result = TaskResult(1.0, components={"style": moves / 10}, flags=flags, metrics=metrics_, failure=failure)
+        return make_episode(task="text_game", result=result)
+
+    lost = judged(99.0, failure=Failure.INFRA)
+    numbers = metrics.of_tasks([judged(2.0, "odd", "odd"), judged(4.0), lost, make_episode()])
+    assert {k.removeprefix("task/text_game/"): v for k, v in numbers.items() if "text_game" in k} == {
+        "episodes": 3,
+        "success": 1.0,
+        "moves": 3.0,
+        "component_style": pytest.approx(0.3),
+        "flag_odd": 0.5,
+    }
+    assert numbers["task/shell_quest/success"] == 1.0
+
+
 def test_answers_that_were_cut_or_malformed_are_shares_of_all_answers(make_episode: Make) -> None:
     turns = [
         {"finish": "length", "problem": None},

@@ -1,0 +1,1 @@
+"""The task ``text_game``: generated text adventures, played turn by turn."""
