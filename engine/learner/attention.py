@@ -4,8 +4,8 @@ Registered with transformers under a name of its own, and used only while ``fore
 forward passes ``forest=Layout(...)``; every other forward of the same module (an inference engine's) is not touched.
 The parts of a query's attention are merged by their log-sum-exp; the backward of a part is the ordinary flash
 backward given the merged output and log-sum-exp (the identity of ring attention, Liu et al. 2023, arXiv:2310.01889),
-so gradients are exact and nothing of size L x L exists. Off the CPU the same is done by one call a segment over its
-ancestors.
+so gradients are exact and nothing of size L x L exists. Off the CPU the same is done by one flex attention kernel
+(``flex``), or, where that takes no such tensors, by one call a segment over its ancestors.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from uniagent.engine.learner import flex
 from uniagent.engine.learner.forest import Call
 
 NAME = "uniagent_forest"
@@ -32,12 +33,14 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @frozen(eq=False)
 class Layout:
-    """How a row attends: ``calls`` with local queries. With ``group``, this rank holds a part of the row: keys are
-    gathered from the group, and order [L] puts them in the row's order."""
+    """How a row attends: ``calls`` with local queries, and the same as a ``mask`` where flex attention is used. With
+    ``group``, this rank holds a part of the row: keys are gathered from the group, and order [L] puts them in the row's
+    order."""
 
     calls: tuple[Call, ...]
     group: Any = None
     order: Tensor | None = None
+    mask: Any = None
 
 
 @contextlib.contextmanager
@@ -71,11 +74,14 @@ def attend(
     if forest is None:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)  # type: ignore[no-any-return]
+    out: Tensor
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast both leave the rotary embedding in fp32
     if forest.group is not None:
         key, value = (_Gather.apply(x, forest.group)[:, :, forest.order] for x in (key, value))  # type: ignore[no-untyped-call]
-    if query.device.type == "cpu":
-        out: Tensor = _Cascade.apply(query, key, value, forest.calls, scaling)  # type: ignore[no-untyped-call]
+    if forest.mask is not None:
+        out = flex.attend(query, key, value, forest.mask, scaling)
+    elif query.device.type == "cpu":
+        out = _Cascade.apply(query, key, value, forest.calls, scaling)  # type: ignore[no-untyped-call]
     else:
         out = by_ancestors(query, key, value, forest.calls, scaling)
     return out.transpose(1, 2), None

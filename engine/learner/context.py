@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import evolve, frozen
 
-from uniagent.engine.learner.forest import Call, Index
+from uniagent.engine.learner.forest import Call, Index, ends
 from uniagent.engine.learner.packing import Row
 from uniagent.engine.ports import Ids
 
@@ -18,7 +18,8 @@ from uniagent.engine.ports import Ids
 class Part:
     """A rank's part of a row, l tokens. ids and positions [l]; calls with local queries and global keys; sources [m]
     are local places that predict trained tokens, the row's numbers ``kept`` [m]; order[i] is where global token i
-    stands when the parts of all ranks are put behind each other."""
+    stands when the parts of all ranks are put behind each other. places [l] are the global places of its tokens, ends
+    [L] where the descendants of each global token's segment end."""
 
     ids: Ids
     positions: Index
@@ -26,6 +27,8 @@ class Part:
     sources: Index
     kept: Index
     order: Index
+    places: Index
+    ends: Index
 
 
 def part(row: Row, number: int, parts: int) -> Part:
@@ -56,6 +59,8 @@ def part(row: Row, number: int, parts: int) -> Part:
         sources=sources[kept],
         kept=kept,
         order=order,
+        places=mine,
+        ends=ends(calls, padded),
     )
 
 

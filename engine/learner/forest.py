@@ -44,6 +44,19 @@ class Forest:
         """Query-key pairs that attention computes: its cost, up to a factor."""
         return sum(_pairs(c) for c in self.calls)
 
+    @property
+    def ends(self) -> Index:
+        """[L] where the descendants of each token's segment end: it is seen from itself up to there, not beyond."""
+        return ends(self.calls, len(self.ids))
+
+
+def ends(calls: Sequence[Call], length: int) -> Index:
+    """See ``Forest.ends``."""
+    out = np.zeros(length, np.int64)
+    for call in calls:
+        out[call.k0 : call.k1] = np.maximum(out[call.k0 : call.k1], call.q1)
+    return out
+
 
 def _pairs(call: Call) -> int:
     n = call.q1 - call.q0

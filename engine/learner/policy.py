@@ -18,6 +18,7 @@ from attrs import frozen
 from torch import Tensor
 
 from uniagent.engine.errors import UserError
+from uniagent.engine.learner import flex
 from uniagent.engine.learner.attention import Layout, forest_attention
 from uniagent.engine.learner.context import part
 from uniagent.engine.learner.forest import Index
@@ -61,12 +62,14 @@ class Policy(torch.nn.Module):
     def inputs(self, row: Row) -> tuple[Inputs, Index]:
         """This rank's part of a row, and the numbers of the row's trained tokens that it has."""
         if self.ranks.context == 1:
-            mine, kept, layout = row.forest, np.arange(len(row.tokens)), Layout(row.forest.calls)
+            mine, kept = row.forest, np.arange(len(row.tokens))
             ids, positions, sources = mine.ids, mine.positions, row.sources
+            layout = Layout(mine.calls, mask=self._mask(np.arange(len(ids)), mine.ends))
         else:
             piece = part(row, self.ranks.part, self.ranks.context)
             ids, positions, sources, kept = piece.ids, piece.positions, piece.sources, piece.kept
-            layout = Layout(piece.calls, self.ranks.context_group, self.put(piece.order))
+            mask = self._mask(piece.places, piece.ends)
+            layout = Layout(piece.calls, self.ranks.context_group, self.put(piece.order), mask)
         made = Inputs(
             ids=self.put(ids).long()[None],
             positions=self.put(positions)[None],
@@ -75,6 +78,11 @@ class Policy(torch.nn.Module):
             targets=self.put(row.targets[kept]),
         )
         return made, kept
+
+    def _mask(self, places: Index, ends: Index) -> Any:
+        """For flex attention, where it is used."""
+        dtype = self.autocast or self.model.dtype
+        return flex.block_mask(places, ends, self.device) if flex.usable(self.device, dtype, self.width) else None
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         """On the device."""
@@ -122,16 +130,21 @@ class Policy(torch.nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    @property
+    def width(self) -> int:
+        """Dimension of a head."""
+        config = self.model.config.get_text_config()
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
     def cost(self) -> Cost:
         """Floating-point operations of a forward and backward, up to a factor: 6 a weight and token, 12 a layer, head,
         head dimension and pair."""
         config = self.model.config.get_text_config()
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         named = self.model.get_decoder().named_parameters()
         used = self.router.used / self.router.experts if self.router else 1.0
         weights = sum(p.numel() * (used if ".experts." in name else 1.0) for name, p in named)
         weights -= self.model.get_input_embeddings().weight.numel()
-        return Cost(6.0 * weights, 12.0 * config.num_hidden_layers * config.num_attention_heads * width)
+        return Cost(6.0 * weights, 12.0 * config.num_hidden_layers * config.num_attention_heads * self.width)
 
 
 def check(model: Any) -> None:
