@@ -67,9 +67,19 @@ EVERY = [(g // GROUPS + 1, g, r) for g in range(STEPS * GROUPS) for r in range(S
 
 
 @pytest.fixture(scope="module")
-def whole(quickstart: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sets(quickstart: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The settings of all runs here; no command is stopped for being slow, as it would be on a busy machine."""
+    patient = tmp_path_factory.mktemp("tasks") / "tasks.toml"
+    text = quickstart.config.with_name("quickstart_tasks.toml").read_text()
+    assert "timeout_s = 5 " in text
+    patient.write_text(text.replace("timeout_s = 5 ", "timeout_s = 60 "))
+    return [*SETS, f"tasks.file='{patient}'"]
+
+
+@pytest.fixture(scope="module")
+def whole(quickstart: Any, sets: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
-    done = quickstart.train(run, *SETS)
+    done = quickstart.train(run, *sets)
     assert done.returncode == 0, done.stderr
     assert trained(run) == EVERY
     return run
@@ -77,10 +87,10 @@ def whole(quickstart: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
-    quickstart: Any, whole: Path, tmp_path: Path
+    quickstart: Any, sets: list[str], whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    assert quickstart.train(run, *SETS, prelude=DIES).returncode == -signal.SIGKILL
+    assert quickstart.train(run, *sets, prelude=DIES).returncode == -signal.SIGKILL
     assert sorted(p.name for p in (run / "checkpoints").glob("step-*")) == ["step-1", "step-2"]
     assert len(list(lines(run / "episodes.jsonl"))) > 1 + 2 * GROUPS * SIZE  # step 3 is in the record, and lost
     done = resume(quickstart, run)
@@ -95,12 +105,12 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
 
 
 @pytest.mark.slow
-def test_two_ranks_that_were_killed_go_on_as_one(quickstart: Any, whole: Path, tmp_path: Path) -> None:
+def test_two_ranks_that_were_killed_go_on_as_one(quickstart: Any, sets: list[str], whole: Path, tmp_path: Path) -> None:
     run, program = tmp_path / "run", tmp_path / "program.py"
     program.write_text(f"import sys\n{DIES}\nfrom uniagent.engine import cli\nsys.exit(cli.main(sys.argv[1:]))\n")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     with subprocess.Popen(
-        [*launch, *quickstart.arguments(run, *SETS)],
+        [*launch, *quickstart.arguments(run, *sets)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=quickstart.environment,
@@ -119,10 +129,9 @@ def test_two_ranks_that_were_killed_go_on_as_one(quickstart: Any, whole: Path, t
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_a_folder_of_its_own(quickstart: Any, whole: Path, tmp_path: Path) -> None:
-    fork = tmp_path / "fork"
-    sets = [*SETS[1:], f"run.steps={STEPS}", "--checkpoint", str(whole / "checkpoints" / "step-3" / "dcp")]
-    command = quickstart.command(fork, *sets[:-2]) + sets[-2:]
+def test_a_run_goes_on_in_a_folder_of_its_own(quickstart: Any, sets: list[str], whole: Path, tmp_path: Path) -> None:
+    fork, state = tmp_path / "fork", whole / "checkpoints" / "step-3" / "dcp"
+    command = [*quickstart.command(fork, *sets), "--checkpoint", str(state)]
     done = subprocess.run(command, capture_output=True, text=True, env=quickstart.environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert worst(weights(fork), weights(whole)) == 0.0
@@ -131,10 +140,10 @@ def test_a_run_goes_on_in_a_folder_of_its_own(quickstart: Any, whole: Path, tmp_
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_a_sentence_and_leaves_the_last_good_checkpoint(
-    quickstart: Any, tmp_path: Path
+    quickstart: Any, sets: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    done = quickstart.train(run, *SETS, prelude=FULL)
+    done = quickstart.train(run, *sets, prelude=FULL)
     assert done.returncode == 2
     assert "step-2: the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
