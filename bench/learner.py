@@ -1,9 +1,10 @@
 """Speed and memory of one training step, against plain loops and TRL.
 
-    python bench/learner.py [--quick] [--out PATH] [--trl-python PYTHON]
+    python bench/learner.py [--quick] [--out PATH] [--trl-python PYTHON] [--variants packed,tree] [--rounds N]
 
-bench/learner_variants.py says what the workloads and variants are. Each runs in a process of its own, ``rounds`` times
-in turn, the first step of each left out. ``tokens_per_s`` are real tokens (as they were sampled, padding and sharing
+bench/learner_variants.py says what the workloads and variants are. Each runs in a process of its own, ``--rounds``
+times in turn, the first step of each left out. ``ratios`` are medians over the rounds, each of which compares what ran
+next to each other: by wall and by CPU time. ``tokens_per_s`` are real tokens (as they were sampled, padding and sharing
 aside) per second of wall time, ``tokens_per_cpu_s`` per second of CPU time, which other work on the machine disturbs
 less; ``peak_mib`` is the peak above the memory before the first step; ``vs_trl`` how many times TRL's speed. ``agree``:
 all variants of a batch have the same loss and gradient norm. TRL is measured where it is installed (the extra
@@ -61,6 +62,12 @@ def figures(rounds: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+def ratio(over: list[dict[str, Any]], under: list[dict[str, Any]], clock: int) -> float:
+    """How many times the speed of ``under`` that of ``over`` is, round by round: the median. clock 0: wall, 1: CPU."""
+    rounds = [[r["tokens"] / statistics.median(s[clock] for s in r["steps"][1:]) for r in x] for x in (over, under)]
+    return float(statistics.median(a / b for a, b in zip(*rounds, strict=True)))
+
+
 def same(found: list[dict[str, float]], names: tuple[str, ...]) -> bool:
     """TRL rounds what it logs."""
     return all(abs(f[n] - found[0][n]) <= 1e-4 * max(1.0, abs(found[0][n])) for f in found for n in names)
@@ -73,10 +80,6 @@ def table(found: dict[str, dict[str, float]]) -> None:
             f"{name:9} {f['per_s']:9.0f} {f['per_cpu_s']:10.0f} {f['peak_mib']:9.0f} {f['loss']:9.5f} "
             f"{f['grad_norm']:10.5f}"
         )
-    for name, (goal, over, under) in GOALS.items():
-        if over in found and under in found:
-            wall, cpu = (found[over][k] / found[under][k] for k in ("per_s", "per_cpu_s"))
-            print(f"{name:16} {wall:5.2f} (CPU {cpu:.2f}), goal {goal}")
 
 
 def main() -> int:
@@ -85,27 +88,41 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the JSON line to this file")
     parser.add_argument("--trl-python", help="a Python that has trl, when this one has not")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--variants", default="", help="only these, by commas (default: all)")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 3, quick 1")
     args = parser.parse_args()
-    steps, rounds = (1, 1) if args.quick else (2, 2)
+    steps, rounds = (1, args.rounds or 1) if args.quick else (2, args.rounds or 3)
     pythons = dict.fromkeys((*GROUPED, *BRANCHED), sys.executable)
     if args.trl_python or importlib.util.find_spec("trl"):
         pythons["trl"] = args.trl_python or sys.executable
+    if args.variants:
+        if unknown := set(args.variants.split(",")) - pythons.keys():
+            parser.error(f"--variants: {', '.join(sorted(unknown))}: there are {', '.join(pythons)}")
+        pythons = {name: pythons[name] for name in args.variants.split(",")}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
     for _ in range(rounds):
         for name, python in pythons.items():
             runs[name].append(run(name, python, steps, args.threads, args.quick))
+            print(f"{name}: {[round(s[0], 2) for s in runs[name][-1]['steps']]} s a step", file=sys.stderr)
     found = {name: figures(r) for name, r in runs.items()}
     table(found)
-    speeds = {name: found[name]["per_s"] for name in GROUPED}
+    ratios = {}
+    for name, (goal, over, under) in GOALS.items():
+        if over in found and under in found:
+            wall, cpu = (ratio(runs[over], runs[under], clock) for clock in (0, 1))
+            ratios[name] = {"wall": wall, "cpu": cpu, "goal": goal}
+            print(f"{name:16} {wall:5.2f} (CPU {cpu:.2f}), goal {goal}")
+    grouped, branched = ([n for n in names if n in found] for names in ((*GROUPED, "trl"), BRANCHED))
+    speeds = {name: found[name]["per_s"] for name in grouped if name != "trl"}
     result = {
         "tokens_per_s": speeds,
-        "tokens_per_cpu_s": {name: found[name]["per_cpu_s"] for name in GROUPED},
-        "nested_tokens_per_s": {name: found[name]["per_s"] for name in BRANCHED},
+        "tokens_per_cpu_s": {name: f["per_cpu_s"] for name, f in found.items()},
+        "nested_tokens_per_s": {name: found[name]["per_s"] for name in branched},
         "vs_trl": {n: s / found["trl"]["per_s"] for n, s in speeds.items()} if "trl" in found else None,
+        "ratios": ratios,
         "peak_mib": {name: f["peak_mib"] for name, f in found.items()},
-        "loss_share": found["packed"]["loss_share"],
-        "agree": same([found[n] for n in GROUPED + (("trl",) if "trl" in found else ())], ("loss", "grad_norm"))
-        and same([found[n] for n in BRANCHED], ("loss", "grad_norm")),
+        "loss_share": found["packed"]["loss_share"] if "packed" in found else None,
+        "agree": all(same([found[n] for n in names], ("loss", "grad_norm")) for names in (grouped, branched)),
         "threads": args.threads,
         "quick": args.quick,
     }
