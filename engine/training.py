@@ -37,7 +37,6 @@ from uniagent.engine.rollout.scheduler import Group, Scheduler
 from uniagent.engine.run_folder import RunFolder
 from uniagent.engine.session import SessionParts, run_session
 
-
 FLAT = 20  # batches' worth of groups without a signal in a row, after which waiting for one is no use
 
 
@@ -187,8 +186,8 @@ class Training:
             self._flat_groups += 1
             if self._flat_groups >= FLAT * self.node.config.rollout.groups_per_step:
                 raise UserError(
-                    f"the last {self._flat_groups} groups all came to one outcome each: the samples are too easy or too "
-                    "hard for this model; uniagent difficulty says how hard, and chooses"
+                    f"the last {self._flat_groups} groups all came to one outcome each: the samples are too easy or "
+                    "too hard for this model; uniagent difficulty says how hard, and chooses"
                 )
             return "no_signal"
         self._flat_groups = 0

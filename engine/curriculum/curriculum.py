@@ -56,6 +56,7 @@ class Curriculum:
         self._draws = self._version = 0
         self._flying: dict[int, Drawn] = {}
         self._observed: dict[int, tuple[int, list[bool]]] = {}  # sample -> entry, outcomes; until advance
+        self._seen: set[int] = set()  # in flight, and observed
         self._again: list[int] = []  # drawn before a restart, to be run again first
 
     # ------------------------------------------------------------ drawing
@@ -112,13 +113,18 @@ class Curriculum:
         """The row of a sample in flight."""
         return self._flying[number].row
 
+    def observe(self, number: int, outcomes: Sequence[bool]) -> None:
+        """What a sample in flight came to, by its sessions that count, before it is done; counted once."""
+        if number not in self._seen:
+            self._observed[number] = self._flying[number].entry, list(outcomes)
+            self._seen.add(number)
+
     def done(self, number: int, outcomes: Sequence[bool] = ()) -> None:
         """The sample was trained on or given up: it may be drawn again, and a restart does not repeat it. ``outcomes``
         are those of its sessions that count."""
-        drawn = self._flying.pop(number, None)
-        if drawn is not None:
-            self.pool.give_back(drawn.entry)
-            self._observed[number] = drawn.entry, list(outcomes)
+        self.observe(number, outcomes)
+        self._seen.remove(number)
+        self.pool.give_back(self._flying.pop(number).entry)
 
     def advance(self, version: int) -> None:
         """Count the outcomes of what was done since the last time, as of a policy version."""

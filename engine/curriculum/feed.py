@@ -27,13 +27,15 @@ from uniagent.engine.ports import Json
 
 @define(eq=False)
 class Feed:
-    """An iterator of (number, row). ``done`` when a group was trained on or given back, ``advance`` after every step,
-    ``write`` to keep the trials."""
+    """An iterator of (number, row). ``given_back`` when a group came back for nothing; at every step ``done`` for each
+    that was trained on or came back, ``advance``, and ``write`` to keep the trials."""
 
     curriculum: Curriculum
     history: History
     config: CurriculumConfig
+    batch: int  # groups
     _version: int = 0
+    _back: int = 0  # groups given back since the last advance
     _ended: list[tuple[Episode, Row]] = field(factory=list)
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
@@ -47,9 +49,17 @@ class Feed:
         self._keep(group)
         self.curriculum.done(group[0].sample, [e.result.solved for e in group if e.counts])
 
+    def given_back(self, group: Sequence[Episode]) -> None:
+        """A group that fills no place. When as many as a batch has came back, what they showed counts at once: where
+        most samples teach nothing a batch may be long in coming."""
+        self.curriculum.observe(group[0].sample, [e.result.solved for e in group if e.counts])
+        self._back += 1
+        if self._back == self.batch:
+            self.advance(self._version)
+
     def advance(self, version: int) -> None:
         """What was done counts from now on, under the engine's policy version."""
-        self._version = version
+        self._version, self._back = version, 0
         self.curriculum.advance(version)
 
     async def write(self, left: Iterable[Sequence[Episode]] = ()) -> None:
@@ -92,7 +102,7 @@ async def open_feed(
             await trio.to_thread.run_sync(curriculum.restore, state)
         elif config.warm_start and config.history:
             await _warm(curriculum, history, agents, config.half_life)
-        yield Feed(curriculum, history, config)
+        yield Feed(curriculum, history, config, node.config.rollout.groups_per_step, node.version)
     finally:
         store.close()
 

@@ -165,7 +165,7 @@ def test_the_harness_hash_is_that_of_the_whole_agent_section() -> None:
 async def test_the_feed_writes_what_was_trained_and_what_was_left(store: Store) -> None:
     table = Table()
     feed = Feed(
-        Curriculum(Rows([{**ROW, "n": i} for i in range(3)], table.family), table, seed=0), store_of(store), table
+        Curriculum(Rows([{**ROW, "n": i} for i in range(3)], table.family), table, seed=0), store_of(store), table, 2
     )
     groups = [[episode(number, replica) for replica in range(2)] for number, _ in (next(feed) for _ in range(3))]
     feed.done(groups[0])
@@ -175,6 +175,23 @@ async def test_the_feed_writes_what_was_trained_and_what_was_left(store: Store) 
     assert sum(trials for _, trials in store.counts("run-1").values()) == 6
     assert {c.version for c in store.cells()} == {4}
     assert [n for n, _, _ in feed.curriculum.state()["flying"]] == [2]  # left: to be run again
+
+
+def test_groups_given_back_count_once_as_many_as_a_batch_came_back(store: Store) -> None:
+    table = Table()
+    feed = Feed(
+        Curriculum(Rows([{**ROW, "n": i} for i in range(9)], table.family), table, seed=0), store_of(store), table, 2
+    )
+    groups = [[episode(number, r, reward=0.0) for r in range(8)] for number, _ in (next(feed) for _ in range(3))]
+    feed.given_back(groups[0])
+    assert not feed.curriculum.excluded().any()
+    feed.given_back(groups[1])
+    assert feed.curriculum.excluded().sum() == 2
+    rate = feed.curriculum.known().rate.tolist()
+    for group in groups[:2]:
+        feed.done(group)
+    feed.advance(0)
+    assert feed.curriculum.known().rate.tolist() == rate  # counted once
 
 
 def store_of(store: Store) -> History:
