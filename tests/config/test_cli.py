@@ -43,7 +43,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def raising(problem: BaseException) -> Train:
-    def train(*_: object) -> dict[str, Any]:
+    def train(*_: object, **__: object) -> dict[str, Any]:
         raise problem
 
     return train
@@ -126,7 +126,7 @@ class TestWithoutNode:
 class TestTrain:
     def test_it_writes_the_run_folder_and_says_where(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
         scores = {"before": {"success": 0.25, "stderr": 0.02}, "after": {"success": 0.75, "success_greedy": 1.0}}
-        node.train = lambda config, folder, progress: {"eval": scores, "wall_s": 12.3, "loss": float("nan")}
+        node.train = lambda config, folder, progress, **how: {"eval": scores, "wall_s": 12.3, "loss": float("nan")}
         assert cli.main(["run.toml", "--set", "run.steps=3"]) == 0
         [folder] = Path("runs").iterdir()
         assert folder.name.startswith("run-20")
@@ -137,20 +137,20 @@ class TestTrain:
         assert "success 0.250 ± 0.020 → success 0.750, greedy 1.000" in out
 
     def test_with_json_standard_output_is_one_line(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        node.train = lambda config, folder, progress: progress.step(1, {"loss": 1.0}) or {"tokens": 5}
+        node.train = lambda config, folder, progress, **how: progress.step(1, {"loss": 1.0}) or {"tokens": 5}
         assert cli.main(["train", "run.toml", "--json", "--run-dir", "here"]) == 0
         printed = capsys.readouterr()
         assert printed.out == '{"tokens": 5}\n'
         assert "step   1/100  loss +1.0000" in printed.err
 
     def test_a_folder_that_holds_something_is_refused(self, node: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        node.train = lambda config, folder, progress: {}
+        node.train = lambda config, folder, progress, **how: {}
         assert cli.main(["train", "run.toml", "--run-dir", "here"]) == 0
         assert cli.main(["train", "run.toml", "--run-dir", "here"]) == 2
         assert "the run folder here is not empty" in capsys.readouterr().err
 
     def test_the_exit_status_is_the_nodes(self, node: Any) -> None:
-        node.train = lambda config, folder, progress: {"exit_status": 143}
+        node.train = lambda config, folder, progress, **how: {"exit_status": 143}
         assert cli.main(["train", "run.toml", "--run-dir", "here"]) == 143
         assert json.loads(Path("here/summary.json").read_text()) == {"exit_status": 143}
 
