@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,11 +19,10 @@ import httpx
 import trio
 from attrs import asdict
 
-from uniagent.engine.errors import UserError
 from uniagent.engine.ports import Json
 from uniagent.engine.providers import NodeProviders
 from uniagent.tasks.check import Checked, check_samples
-from uniagent.tasks.check_judge import Judge, agreement, opinion
+from uniagent.tasks.check_judge import Judge, agreement, endpoint, opinion
 from uniagent.tasks.config import TaskConfigResolver
 from uniagent.tasks.data import samples
 
@@ -47,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     checking.add_argument("--json", action="store_true", help="print the summary as one JSON line, last")
     args = parser.parse_args(argv)
     rows = list(islice(samples(args.data, seed=args.seed), args.n))
-    judge = _judge(args.judge, args.judge_model, args.judge_key, args.judge_runs) if args.judge else None
+    judge = endpoint("judge", args.judge, args.judge_model, args.judge_key, max(args.judge_runs, 1))
     resolver = TaskConfigResolver.from_file(args.tasks)
     checked = trio.run(_check, rows, resolver, max(args.runs, 1), max(args.jobs, 1), judge)
     report = markdown(args.data, checked)
@@ -57,14 +55,6 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(summary(checked)))
     return 1 if any(c.problems for c in checked) else 0
-
-
-def _judge(url: str, model: str, key: str | None, runs: int) -> Judge:
-    if not model:
-        raise UserError("--judge needs --judge-model, the name of the model at that endpoint")
-    if key is not None and key not in os.environ:
-        raise UserError(f"--judge-key names the environment variable {key}, which is not set")
-    return Judge(url, model, os.environ[key] if key else "", max(runs, 1))
 
 
 async def _check(

@@ -9,6 +9,7 @@ agreement among many raters"), so that a judge that guesses is seen to. Knows no
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,17 @@ class Opinion:
     tokens: int = 0
 
 
+def endpoint(option: str, url: str | None, model: str, key: str | None, runs: int = 3) -> Judge | None:
+    """From a command's options --OPTION, --OPTION-model and --OPTION-key (a variable's name). Raises UserError."""
+    if url is None:
+        return None
+    if not model:
+        raise UserError(f"--{option} needs --{option}-model, the name of the model at that endpoint")
+    if key is not None and key not in os.environ:
+        raise UserError(f"--{option}-key names the environment variable {key}, which is not set")
+    return Judge(url, model, os.environ[key] if key else "", runs)
+
+
 async def opinion(client: httpx.AsyncClient, judge: Judge, statement: str, tests: Mapping[str, str]) -> Opinion:
     """Raises UserError where the endpoint refuses or cannot be reached."""
     shown = "\n\n".join(f"## {name}\n\n```python\n{text}\n```" for name, text in tests.items())
@@ -107,7 +119,7 @@ async def ask(client: httpx.AsyncClient, judge: Judge, prompt: str, seed: int) -
         found = answer.json()
         text = found["choices"][0]["message"]["content"] or ""
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as problem:
-        raise UserError(f"the judge at {url} gave no answer: {problem!r}; check --judge and --judge-model") from None
+        raise UserError(f"the model at {url} gave no answer: {problem!r}; check the address and the model") from None
     return str(text), int((found.get("usage") or {}).get("total_tokens") or 0)
 
 

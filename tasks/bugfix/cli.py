@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import httpx
 import trio
 
 from uniagent.engine.ports import Json
@@ -18,6 +21,8 @@ from uniagent.tasks.bugfix.data import rows
 from uniagent.tasks.bugfix.generate import Generator, Wanted
 from uniagent.tasks.bugfix.project import Project, files_of, make_runtime
 from uniagent.tasks.bugfix.recipe import Recipe, write
+from uniagent.tasks.bugfix.writer import rewritten
+from uniagent.tasks.check_judge import Judge, endpoint
 from uniagent.tasks.config import SandboxConfig, TaskConfig
 
 OPTIONS = {"output_mib": 64.0, "memory_mib": 4096, "pids": 256}
@@ -34,12 +39,17 @@ def main(argv: Sequence[str]) -> int:
     making.add_argument("--n", type=int, default=100, help="samples wanted (default 100)")
     making.add_argument("--tries", type=int, default=6, help="bugs tried in each function (default 6)")
     making.add_argument("--per-function", type=int, default=2, help="bugs kept in each function (default 2)")
+    making.add_argument("--minutes", type=float, default=math.inf, help="stop looking after so many")
     making.add_argument("--seed", type=int, default=0)
     making.add_argument("--jobs", type=int, default=2, help="sandboxes at once (default 2)")
+    making.add_argument("--writer", metavar="URL", help="a chat-completions endpoint that writes the statements")
+    making.add_argument("--writer-model", default="", metavar="NAME", help="its model")
+    making.add_argument("--writer-key", metavar="VARIABLE", help="the environment variable that holds its key")
     making.add_argument("--json", action="store_true", help="print the summary as one JSON line, last")
     args = parser.parse_args(argv)
-    wanted = Wanted(samples=args.n, tries=args.tries, per_function=args.per_function, seed=args.seed)
-    recipe = trio.run(make, Project(args.project, tuple(args.requires)), wanted, args.jobs)
+    wanted = Wanted(args.n, args.tries, args.per_function, seed=args.seed, limit_s=60 * args.minutes)
+    writer = endpoint("writer", args.writer, args.writer_model, args.writer_key)
+    recipe = trio.run(make, Project(args.project, tuple(args.requires)), wanted, args.jobs, writer)
     args.out.write_text("".join(json.dumps(row) + "\n" for row in rows(recipe)), encoding="utf-8")
     if args.recipe:
         write(recipe, args.recipe)
@@ -49,17 +59,18 @@ def main(argv: Sequence[str]) -> int:
     return 0 if recipe.repairs else 1
 
 
-async def make(project: Project, wanted: Wanted, jobs: int) -> Recipe:
+async def make(project: Project, wanted: Wanted, jobs: int, writer: Judge | None = None) -> Recipe:
     files = await trio.to_thread.run_sync(files_of, project)
     await trio.to_thread.run_sync(make_runtime, project.requires)
     place.refuse_installed(files.packages)
     options: dict[str, Json] = {**OPTIONS}
     sandbox = place.shown(SandboxConfig(options=options), project)
     config = TaskConfig(name="bugfix", sandbox=sandbox)
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery, httpx.AsyncClient() as client:
+        write_one = partial(rewritten, client, writer) if writer else None
         providers = NodeProviders(nursery, {"local": {"warm": 0}})
         generator = Generator(project, files, wanted, lambda: open_sandbox(config, providers), sandbox)
-        recipe = await generator.make(lambda line: print(line, file=sys.stderr, flush=True), at_once=jobs)
+        recipe = await generator.make(lambda line: print(line, file=sys.stderr, flush=True), write_one, jobs)
         nursery.cancel_scope.cancel()
     return recipe
 

@@ -8,15 +8,16 @@ what is right. Only tests that pass three times without any bug count. Every tes
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import Sandbox
@@ -32,7 +33,7 @@ SEEDS = ("1", "2", "3")  # of the hashes of three processes: what depends on the
 EXEC_S = 3600.0
 Open = Callable[[], AbstractAsyncContextManager[Sandbox]]
 Say = Callable[[str], None]
-Writer = Callable[[Broken, Mapping[str, str]], Any]  # async: a statement, or None to take the template's
+Writer = Callable[[Repair], Awaitable[str | None]]  # another statement, or None to keep the template's
 
 
 @frozen
@@ -46,6 +47,7 @@ class Wanted:
     most_tests: int = 6
     most_failing: int = 60
     seed: int = 0
+    limit_s: float = math.inf  # then what was found by then is all
     cpu_s: float = 8.0  # of the tests of one bug, beyond which it hangs
     wall_s: float = 120.0
 
@@ -96,9 +98,10 @@ class Generator:
                     repairs.extend(found)
                     say(f"{self.project.name}: {path}: {len(found)} samples, {len(repairs)} in all")
 
-        async with trio.open_nursery() as nursery:
-            for path in sources:
-                nursery.start_soon(one, path)
+        with trio.move_on_after(self.wanted.limit_s):
+            async with trio.open_nursery() as nursery:
+                for path in sources:
+                    nursery.start_soon(one, path)
         repairs.sort(key=lambda repair: (repair.path, repair.line, repair.operator))
         kept = repairs[: self.wanted.samples] if len(repairs) <= self.wanted.samples else self._sampled(repairs)
         return Recipe(self.project, survey.tests, tuple(kept), dict(self.rejected.most_common()), survey.cpu_s)
@@ -273,10 +276,8 @@ class Generator:
         said = statement(broken, tests)
         if said is None:
             return None
-        if writer is not None:
-            said = await writer(broken, tests) or said
         covering = survey.covering[f"{tried.path}:{bug.first_line}"]
-        return Repair(
+        made = Repair(
             path=tried.path,
             function=bug.function,
             operator=bug.operator,
@@ -288,6 +289,8 @@ class Generator:
             statement=said,
             wrong=_wrong(bug, others),
         )
+        written = await writer(made) if writer is not None else None
+        return made if written is None else evolve(made, statement=written)
 
     def text(self, path: str) -> str:
         return self.files.texts[path].decode("utf-8")

@@ -24,6 +24,7 @@ from attrs import field, frozen
 
 from uniagent.engine.errors import UserError
 
+COMPLETE = ".complete"  # stands in a cached folder once all of it is there
 LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".tox", ".nox", ".venv", "venv", "build", "dist", ".eggs")
 COMPILED = (".pyc", ".pyo", ".so", ".pyd")
 REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[^]]*\])?==[A-Za-z0-9.!+_-]+$")
@@ -86,7 +87,7 @@ def files_of(project: Project) -> Files:
     texts = {}
     for folder, inner, names in os.walk(root):
         inner[:] = sorted(d for d in inner if d not in LEFT_OUT and not d.endswith(".egg-info"))
-        for name in sorted(names):
+        for name in sorted(set(names) - {COMPLETE}):
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink() and not name.endswith(COMPILED):
                 texts[path.relative_to(root).as_posix()] = path.read_bytes()
@@ -128,7 +129,7 @@ def make_runtime(requires: Sequence[str]) -> Path:
 
 def _once(place: Path, make: Callable[[Path], None]) -> Path:
     """``place``, made by ``make(empty folder)`` if it is not there; many processes may ask at once."""
-    if not (place / ".complete").exists():
+    if not (place / COMPLETE).exists():
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
             fresh = Path(scratch, "made")
@@ -137,7 +138,7 @@ def _once(place: Path, make: Callable[[Path], None]) -> Path:
             for one in fresh.iterdir():
                 if not (place / one.name).exists():
                     shutil.move(str(one), place / one.name)
-        (place / ".complete").touch()
+        (place / COMPLETE).touch()
     return place
 
 

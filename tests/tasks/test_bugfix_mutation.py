@@ -15,6 +15,7 @@ from uniagent.tasks.bugfix.project import Project
 from uniagent.tasks.bugfix.recipe import Recipe, Repair, Wrong
 from uniagent.tasks.bugfix.solutions import rewritten
 from uniagent.tasks.bugfix.statement import Broken, Failure, piece, statement
+from uniagent.tasks.bugfix.writer import acceptable
 
 SOURCE = '''"""A module."""
 
@@ -241,3 +242,20 @@ def test_shipped_samples_are_many_from_several_projects_and_well_formed() -> Non
         split: {(r["metadata"]["path"], r["metadata"]["function"]) for r in rows} for split, rows in splits.items()
     }
     assert not functions["train"] & functions["heldout"]
+
+
+# ---------------------------------------------------------------- statements by a model
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("clamp(1, 3, 9) gives 1, and I expected 3.", True),
+        ("Something is wrong with the numbers.", False),  # which function?
+        ("clamp is wrong, it should say `if value < low or   value == high - 1:` there.", False),  # tells the fix
+    ],
+)
+def test_a_written_statement_names_the_function_and_does_not_tell_the_fix(text: str, good: bool) -> None:
+    bug = next(bug for bug in found("comparison") if "<=" in bug.edit.new)
+    repair = Repair("box.py", "clamp", "comparison", bug.edit.line, bug.edit.old, bug.edit.new, ("t",), (), "said")
+    assert acceptable(text, repair) is good

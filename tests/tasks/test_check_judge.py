@@ -83,7 +83,7 @@ async def test_contradictions_need_a_majority_and_talk_without_json_is_counted()
 async def test_an_endpoint_that_refuses_is_a_mistake_the_user_can_mend() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         await asked(answer(True, True), status=500)
-    assert caught.group_contains(UserError, match="check --judge")
+    assert caught.group_contains(UserError, match="check the address")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"tests": {"test_a": {"traced": true}}}', '{"tests": []}', "{not json}"])
