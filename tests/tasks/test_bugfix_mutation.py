@@ -256,6 +256,6 @@ def test_shipped_samples_are_many_from_several_projects_and_well_formed() -> Non
     ],
 )
 def test_a_written_statement_names_the_function_and_does_not_tell_the_fix(text: str, good: bool) -> None:
-    bug = next(bug for bug in found("comparison") if "<=" in bug.edit.new)
+    bug = next(bug for bug in found("comparison") if "value <= low" in bug.edit.new)
     repair = Repair("box.py", "clamp", "comparison", bug.edit.line, bug.edit.old, bug.edit.new, ("t",), (), "said")
     assert acceptable(text, repair) is good
