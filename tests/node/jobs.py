@@ -17,7 +17,7 @@ from typing import Any
 
 from uniagent.engine.journal import read
 
-TOKEN = "a token of a test"  # noqa: S105
+TOKEN = "a token of a test"
 
 
 def free_port() -> int:

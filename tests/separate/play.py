@@ -248,7 +248,8 @@ class Play:
 
         doings = Doings(session, engine.generate_here, update, nothing, nothing, inline)
         capacity = {Kind.GROUP: self.draw.randint(1, 4), Kind.ASK: 4}
-        worker = Worker(name, self._lossy, doings, capacity, wait_s=5.0, patience_s=1e6, mesh=mesh)
+        call = self.desk.handle if name == "mesh-0" else self._lossy  # the head's own node is in its process
+        worker = Worker(name, call, doings, capacity, wait_s=5.0, patience_s=1e6, mesh=mesh)
         if mesh and self.desk.shift % 2 == 0:
             await engine.close()
         engine.elsewhere = elsewhere if mesh or self.relief else None
