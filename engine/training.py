@@ -25,7 +25,7 @@ from uniagent.engine.errors import UserError
 from uniagent.engine.evaluation import evaluate
 from uniagent.engine.fingerprint import of_run, software
 from uniagent.engine.journal import Journal, Record, Use, lines
-from uniagent.engine.learner.batch import Batch, build
+from uniagent.engine.learner.batch import Batch, build, moved
 from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.node import Node
 from uniagent.engine.observe.alarms import Alarms
@@ -60,6 +60,7 @@ class Training:
     _started: float = field(factory=trio.current_time)
     _trained_at: float = field(factory=trio.current_time)
     _ended: int = 0  # sessions since the last step
+    _problem: str | None = None  # why the learner can go on no more
     _failed_groups: int = 0  # in a row, all of whose sessions failed outside the model
     _flat_groups: int = 0  # in a row, given back because all of their sessions came to one outcome
     _returned: deque[tuple[Group, str]] = field(factory=deque)
@@ -119,7 +120,7 @@ class Training:
             "steps": self.step,
             "seed": self.node.config.run.seed,
             "interrupted": self.node.stop.event.is_set(),
-            "stopped": self.node.stop.reason,
+            "stopped": self.node.stop.reason or self._problem,
             "eval": self.evals,
             **self._spent(),
             "policy_version": self.node.version,
@@ -206,13 +207,23 @@ class Training:
         for group in groups:
             await self.journal.append([Record(e, Use(self.step, tokens=_lost(e, cause))) for e in group])
 
+    async def _record_batch(self, episodes: Iterable[Episode], batch: Batch, step: int) -> None:
+        assert self.node.team is not None
+        uses = moved(batch.uses, self.node.team.trainer.lost if batch.tokens else {})
+        await self.journal.append([Record(e, Use(step, tokens=uses[e.session])) for e in episodes])
+
     async def _train(self, groups: list[Group], scheduler: Scheduler) -> None:
         node, rollout = self.node, self.node.config.rollout
         episodes = [e for group in groups for e in group]
         started = trio.current_time()
         batch = await trio.to_thread.run_sync(self._batch, groups)
         sync = (self.step + 1) % rollout.sync_every == 0
-        learned = await node.learn(batch, sync=sync) if batch.tokens else {}
+        try:
+            learned = await node.learn(batch, sync=sync) if batch.tokens else {}
+        except UserError as problem:  # no step can be taken: which sessions it was is kept
+            self._problem = str(problem)
+            await self._record_batch(episodes, batch, self.step + 1)
+            raise
         self.step += 1
         for group in groups:
             self._samples.done(group[0].sample, trained=True)
@@ -244,7 +255,7 @@ class Training:
         self.metrics.log(numbers, step=self.step)
         node.progress.step(self.step, numbers)
         self._heed(numbers)
-        await self.journal.append([Record(e, Use(self.step, tokens=batch.uses[e.session])) for e in episodes])
+        await self._record_batch(episodes, batch, self.step)
         for group, cause in [self._returned.popleft() for _ in range(len(self._returned))]:
             await self._record([group], "filtered" if cause == "no_signal" else cause)
             self._samples.done(group[0].sample, trained=False)

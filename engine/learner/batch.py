@@ -125,6 +125,16 @@ def _reward(episode: Episode, limit: int, buffer: int) -> float:
     return episode.result.reward + overlong(sampled, limit=limit, buffer=buffer)
 
 
+def moved(uses: Mapping[str, Mapping[str, int]], lost: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """The uses of a batch with ``lost`` tokens, by session, moved from ``trained`` to ``skipped_step``."""
+    out = {}
+    for session, use in uses.items():
+        tokens = lost.get(session, 0)
+        split = {**use, "trained": use.get("trained", 0) - tokens, "skipped_step": tokens} if tokens else dict(use)
+        out[session] = {cause: n for cause, n in split.items() if n}
+    return out
+
+
 class _Tokens:
     """The flat arrays of a batch while it is put together."""
 

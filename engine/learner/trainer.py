@@ -77,6 +77,7 @@ class Trainer:
         self.train_step = 0
         self.batches = 0
         self.skipped = 0
+        self.lost: dict[str, int] = {}  # of the latest batch: session -> tokens of skipped steps
         self._bad: list[list[str]] = []  # the sessions of each skipped step since the last good one
         self._open: _Open | None = None
 
@@ -101,6 +102,7 @@ class Trainer:
             ranks=self.ranks,
         )
         objective = Objective(batch, planned.tokens, self.policy, self.config)
+        self.lost = {}
         self._open = _Open(batch, objective, torch.zeros((), dtype=torch.float64, device=self.policy.device))
         return planned.pieces
 
@@ -183,8 +185,11 @@ class Trainer:
             self._bad.clear()
         else:
             self.skipped += 1
-            touched = np.unique(now.batch.session[tokens.cpu().numpy()])
-            self._bad.append(now.objective.take_bad() or [now.batch.sessions[i] for i in touched])
+            touched, counts = np.unique(now.batch.session[tokens.cpu().numpy()], return_counts=True)
+            sessions = [now.batch.sessions[i] for i in touched]
+            for name, count in zip(sessions, counts.tolist(), strict=True):
+                self.lost[name] = self.lost.get(name, 0) + count
+            self._bad.append(now.objective.take_bad() or sessions)
         self.optimizer.zero_grad(set_to_none=True)
         now.steps.append(Taken(loss, norm, lr, len(tokens), taken))
         now.loss.zero_()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from uniagent.engine.config import Learner
 from uniagent.engine.errors import UserError
-from uniagent.engine.learner.batch import Batch, build
+from uniagent.engine.learner.batch import Batch, build, moved
 from uniagent.engine.learner.recipe import recipe
 from uniagent.engine.learner.trainer import Trainer
 from uniagent.engine.ports import Sampling
@@ -172,6 +172,10 @@ def test_non_finite_steps_are_skipped_and_three_in_a_row_stop_the_run(kit: Any) 
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert metrics["skipped_steps"] == 1
     assert metrics["batch/discarded_skipped_step"] == good.tokens
+    assert sum(trainer.lost.values()) == good.tokens
+    kept = moved(good.uses, trainer.lost)
+    assert sum(use.get("skipped_step", 0) for use in kept.values()) == good.tokens
+    assert not any(use.get("trained") for use in kept.values())
     assert metrics["batch/trained_tokens"] == 0
     trainer.step(good)  # a good one starts the count again
     assert trainer.train_step == 1

@@ -159,3 +159,22 @@ def test_a_crash_names_its_cause_and_ends_with_a_status(quickstart: Any, tmp_pat
     assert "the device fell off the bus" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" in (tmp_path / "run" / "crash.txt").read_text()
+
+
+@pytest.mark.slow
+def test_three_steps_that_are_not_finite_stop_the_run_and_say_whose_they_were(quickstart: Any, tmp_path: Path) -> None:
+    poison = (
+        "import torch\n"
+        "from uniagent.engine.learner.objective import Objective\n"
+        "whole = Objective._losses\n"
+        "Objective._losses = lambda self, tokens, *rest: torch.where("
+        "self.session[tokens] == 0, torch.nan, whole(self, tokens, *rest))"
+    )
+    run = tmp_path / "run"
+    done = quickstart.train(run, "run.steps=9", "eval.data=''", prelude=poison)
+    assert done.returncode == 2
+    assert "3 optimizer steps in a row had a non-finite loss" in done.stderr
+    stopped = quickstart.summary(run)["stopped"]
+    named = [r for r in trained(run) if r.episode.session in stopped]
+    assert len(named) == 3
+    assert all(r.use.tokens == {"skipped_step": r.episode.export.ledger.trainable} for r in named)
