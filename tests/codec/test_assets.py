@@ -34,7 +34,7 @@ from uniagent.engine.trajectory.types import Provenance
 
 pytestmark = pytest.mark.assets
 FOLDER = os.environ.get("UNIAGENT_ASSETS", "")
-VOCABULARIES = ("qwen3", "llama3_1", "deepseek_v3", "deepseek_v4", "gemma3", "gptoss")
+VOCABULARIES = ("qwen3", "qwen3_6", "llama3_1", "deepseek_v3", "deepseek_v4", "gemma3", "gptoss")
 TOOL = {
     "type": "function",
     "function": {
@@ -237,8 +237,8 @@ MODELS = {
     "Qwen3": Model("Qwen-Qwen3-0.6B", "qwen3", HERMES, "qwen"),
     "Qwen3-Thinking": Model("Qwen-Qwen3-4B-Thinking-2507", "qwen3", HERMES, "qwen"),
     "Qwen3-Coder": Model("Qwen-Qwen3-Coder-30B-A3B-Instruct", "qwen3", XML, "qwen_xml", think=False),
-    "Qwen3.5": Model("Qwen-Qwen3.5-0.8B", "qwen3", XML, "qwen_xml"),
-    "Qwen3.6": Model("Qwen-Qwen3.6-35B-A3B", "qwen3", XML, "qwen_xml"),
+    "Qwen3.5": Model("Qwen-Qwen3.5-0.8B", "qwen3_6", XML, "qwen_xml"),
+    "Qwen3.6": Model("Qwen-Qwen3.6-35B-A3B", "qwen3_6", XML, "qwen_xml"),
     "Llama-3.1": Model("meta-llama-Llama-3.1-8B-Instruct", "llama3_1", LLAMA, "llama", think=False),
     "Llama-3.2": Model("meta-llama-Llama-3.2-3B-Instruct", "llama3_1", LLAMA, "llama", think=False),
     "GLM-4.6": Model("GLM-4.6", "qwen3", GLM, "glm", GLM_TOKENS),
@@ -247,10 +247,11 @@ MODELS = {
     "MiniMax-M2": Model("MiniMaxAI-MiniMax-M2", "qwen3", MINIMAX, "minimax", MINIMAX_TOKENS),
     "gpt-oss": Model("openai-gpt-oss-120b", "gptoss", GPT_OSS, "gpt_oss", think=False),
     "Mistral-v0.3": Model(V03, "llama3_1", MISTRAL_V3, "mistral", MISTRAL_TOKENS, think=False),
-    "Mistral-Small-3.2": Model(V11, "llama3_1", MISTRAL_V11, "mistral", MISTRAL_TOKENS, think=False),
+    "Mistral-Small-3.2": Model(V11, "tekken", MISTRAL_V11, "mistral", MISTRAL_TOKENS, think=False),
 }
 VARIABLES = {
     "qwen3": {"eos_token": "<|im_end|>"},
+    "qwen3_6": {"eos_token": "<|im_end|>"},
     "llama3_1": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     "deepseek_v4": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "gptoss": {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"},
