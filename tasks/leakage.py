@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import PurePosixPath
 
+import trio
 from attrs import evolve, field, frozen
 
 from uniagent.engine.egress.record import Access, Egress, egress_of
@@ -21,10 +22,12 @@ from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import AgentResult, Sandbox, TaskResult
 from uniagent.tasks.guards import commands, copies, history, registries, tampering
 from uniagent.tasks.guards.findings import Consequence, Finding, apply
-from uniagent.tasks.guards.grader import Graded, Tests, run_tests
+from uniagent.tasks.guards.grader import PASSED, Graded, Tests, run_tests
 from uniagent.tasks.guards.network import Guarded
 from uniagent.tasks.guards.origin import Origin, origin
+from uniagent.tasks.guards.registries import HOLDS_A_COPY
 from uniagent.tasks.guards.scan import Snapshot, interpreter, run, scan
+from uniagent.tasks.guards.turning import turned
 
 __all__ = ["Consequence", "Finding", "Graded", "Guard", "Origin", "Prepared", "Tests", "grade", "origin", "prepare",
            "seal", "settle"]  # fmt: skip
@@ -63,11 +66,13 @@ class Prepared:
     token: str = ""
     base: str = ""
     decoys: tuple[str, ...] = ()  # stand where copies were
+    deep: tuple[str, ...] = ()  # what is scanned and may be changed: all of it is the sandbox's own
 
 
 async def prepare(sandbox: Sandbox, guard: Guard) -> Prepared:
     """Before the agent acts, when the repository stands as it shall find it. Raises InfraError when the history cannot
-    be cut, or when a copy of the fix lies where it cannot be removed."""
+    be cut, or when a copy of the fix lies where it cannot be removed. Outside the repository only a sandbox whose file
+    system is its own (``private``) is changed."""
     root = guard.root or sandbox.workdir
     egress = egress_of(sandbox)
     if egress is not None and egress.policy == "guarded":
@@ -76,7 +81,9 @@ async def prepare(sandbox: Sandbox, guard: Guard) -> Prepared:
     base = await history.rebuild(sandbox, root, guard.origin.base_commit or "HEAD") if guard.history else ""
     token = f"decoy-{secrets.token_hex(8)}"
     decoys: list[str] = []
-    if guard.origin.names or guard.origin.packages:
+    private = bool(getattr(sandbox, "private", False))
+    deep = (str(root), TEMPORARY) if private else (str(root),)
+    if private and (guard.origin.names or guard.origin.packages):
         await copies.empty_caches(sandbox)
         found = await copies.find(sandbox, guard.origin, root, COPY_PLACES)
         decoys, left = await copies.take_away(sandbox, found, token)
@@ -85,10 +92,10 @@ async def prepare(sandbox: Sandbox, guard: Guard) -> Prepared:
                 f"the sandbox holds {left[0]}, a copy of what the task is about, and it cannot be removed: use an "
                 "image without it"
             )
-    before = await scan(sandbox, python, [str(root), TEMPORARY], keep=_kept_out(root))
+    before = await scan(sandbox, python, deep, keep=_kept_out(root))
     files = {path: content for path, content in (await sandbox.files(root)).items() if path.parts[0] not in KEPT_OUT}
     await copies.arm(sandbox, decoys)
-    return Prepared(guard, root, python, before, files, token, base, tuple(decoys))
+    return Prepared(guard, root, python, before, files, token, base, tuple(decoys), deep)
 
 
 async def seal(sandbox: Sandbox, prepared: Prepared, acted: AgentResult | None = None) -> tuple[Finding, ...]:
@@ -100,13 +107,14 @@ async def seal(sandbox: Sandbox, prepared: Prepared, acted: AgentResult | None =
     egress = egress_of(sandbox)
     if egress is not None:
         egress.closed = True
+    hidden = await run(sandbox, ["find", str(root), "!", "-perm", "-u+r", "-print", "-quit"])
     # what the agent made unreadable is its own
-    await run(sandbox, ["chmod", "-R", "u+rwX", "--", str(root), TEMPORARY])
+    await run(sandbox, ["chmod", "-R", "u+rwX", "--", *prepared.deep])
     looked = await copies.disturbed(sandbox, prepared.decoys)
     after = await scan(
         sandbox,
         prepared.python,
-        [str(root), TEMPORARY],
+        prepared.deep,
         site=prepared.before.site,
         path=prepared.before.path,
         keep=_kept_out(root),
@@ -117,6 +125,9 @@ async def seal(sandbox: Sandbox, prepared: Prepared, acted: AgentResult | None =
     found = tampering.tampering(prepared.before, after, root, guard.tests, path_files)
     found += _file_findings(prepared, now)
     found += [Finding("decoy", path, "it stands for a package that was taken away", leak=False) for path in looked]
+    found += [
+        Finding("hidden", p, "made unreadable", False) for p in hidden.output.decode(errors="replace").splitlines()
+    ]
     found += _copy_findings(prepared, after, egress)
     found += network_findings(egress.accesses if egress is not None else ())
     if acted is not None:
@@ -129,7 +140,10 @@ async def grade(sandbox: Sandbox, prepared: Prepared, tests: Tests) -> Graded:
     """Run tests in a fresh process; after ``seal``. Findings of the run itself are in the answer: the judge was ended
     or changed, or tests pass whatever they assert, and did not so before the agent acted (a leak where most do)."""
     graded = await run_tests(sandbox, prepared.python, prepared.root, tests)
-    if not graded.vacuous or graded.findings:
+    if graded.findings or not any(how in PASSED for how in graded.tests.values()):
+        return graded
+    graded = await _turned(sandbox, prepared, tests, prepared.root, graded)
+    if not graded.vacuous:
         return graded
     before = await _as_it_was(sandbox, prepared, tests)
     fooled = [name for name in graded.vacuous if name not in before.vacuous]
@@ -142,14 +156,46 @@ async def grade(sandbox: Sandbox, prepared: Prepared, tests: Tests) -> Graded:
     return evolve(graded, findings=(*graded.findings, finding))
 
 
+async def _turned(sandbox: Sandbox, prepared: Prepared, tests: Tests, root: PurePosixPath, graded: Graded) -> Graded:
+    """The same run with the test files turned, in a process of its own; the files are put back."""
+    names: set[str] = set()
+    kept = {}
+    for name in tests.files:
+        source = prepared.files.get(PurePosixPath(name), b"")
+        try:
+            changed, found = turned(source)
+        except (SyntaxError, ValueError):  # not Python as it is known here
+            continue
+        names |= found
+        kept[root / name] = source
+        await sandbox.write(root / name, changed)
+    if not kept:
+        return graded
+    try:
+        again = await run_tests(sandbox, prepared.python, root, tests)
+    finally:
+        with trio.CancelScope(shield=True):
+            for path, source in kept.items():
+                await sandbox.write(path, source)
+    outcomes = {test: how for test, how in again.tests.items() if _function(test) in names}
+    return evolve(graded, turned=outcomes, findings=again.findings)
+
+
+def _function(test: str) -> str:
+    """The name of the function in a test's id."""
+    return test.replace("::", ".").partition("[")[0].rpartition(".")[2]
+
+
 async def _as_it_was(sandbox: Sandbox, prepared: Prepared, tests: Tests) -> Graded:
-    """The same tests on the repository as it was before the agent acted, in a place of its own."""
-    root = PurePosixPath(TEMPORARY) / f"before-{secrets.token_hex(6)}"
+    """The same tests, as they are and turned, on the repository as it was before the agent acted, in a place of its
+    own."""
+    root = sandbox.workdir / f".before-{secrets.token_hex(6)}"
     for path, content in prepared.files.items():
         if not DESCRIBED.fullmatch(content):
             await sandbox.write(root / path, content)
     try:
-        return await run_tests(sandbox, prepared.python, root, tests)
+        graded = await run_tests(sandbox, prepared.python, root, tests)
+        return await _turned(sandbox, prepared, tests, root, graded)
     finally:
         await run(sandbox, ["rm", "-rf", "--", str(root)])
 
@@ -236,8 +282,11 @@ def _copy_findings(prepared: Prepared, after: Snapshot, egress: Egress | None) -
 
 def network_findings(accesses: Iterable[Access]) -> list[Finding]:
     """What a sandbox's record of requests says: one finding an address that a leak rule refused."""
+    accesses = tuple(accesses)
     leaks = {access.url: access for access in accesses if access.leak}
-    return [Finding("egress", url, f"{a.rule} (turn {a.turn})") for url, a in leaks.items()]
+    found = [Finding("egress", url, f"{a.rule} (turn {a.turn})") for url, a in leaks.items()]
+    held = {access.url: access for access in accesses if access.rule == HOLDS_A_COPY}
+    return found + [Finding("egress_copy", url, f"{a.rule} (turn {a.turn})", leak=False) for url, a in held.items()]
 
 
 async def _path_files(sandbox: Sandbox, prepared: Prepared, after: Snapshot) -> dict[str, bytes]:

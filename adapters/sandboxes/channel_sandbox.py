@@ -39,18 +39,28 @@ Reach = Callable[[ModelEndpoint], AbstractAsyncContextManager[ModelEndpoint]]
 
 
 class ChannelSandbox:
-    """``engine.ports.Sandbox`` over an ``Opener``. File methods raise OSError as the calls of the same name do."""
+    """``engine.ports.Sandbox`` over an ``Opener``. File methods raise OSError as the calls of the same name do.
+    ``private``: all that can be written to inside is this sandbox's own."""
 
     def __init__(self, opener: Opener, workdir: PurePosixPath, output_bytes: int, reach: Reach = nullcontext) -> None:
         """``reach`` is the port's method of that name: how programs inside get to an endpoint."""
         self.opener, self.workdir, self.output_bytes, self.reach = opener, workdir, output_bytes, reach
         self.keeper = Keeper(opener)
+        self.private = False
         self._shell = ChannelShell(opener, self.keeper, output_bytes)
 
     async def close(self) -> None:
         """Close its channels; what runs inside is the provider's to end."""
         await self._shell.close()
         await self.keeper.close()
+
+    async def end_processes(self) -> None:
+        """End what runs inside a private sandbox and carries its mark; the next command finds a fresh shell.
+        What cleared its environment is not found."""
+        if self.private:  # in two steps: what looks for the marked carries the mark itself
+            pids = await self.keeper.ask("marked ''")
+            await self.keeper.ask(f"end {pids}")
+            await self._shell.close()
 
     async def open(self, argv: Sequence[str]) -> Channel:
         """A program with its standard streams, in the working directory, until it is closed."""

@@ -24,6 +24,7 @@ from attrs import fields_dict, frozen
 from uniagent.adapters.options import options
 from uniagent.adapters.sandboxes.channel_sandbox import ChannelSandbox
 from uniagent.adapters.sandboxes.channels import MARK
+from uniagent.adapters.sandboxes.config import PROXIED
 from uniagent.adapters.sandboxes.loopback import inside
 from uniagent.adapters.sandboxes.node_dir import NodeFolder, root_folder
 from uniagent.adapters.sandboxes.process_channel import ProcessOpener
@@ -109,6 +110,11 @@ class ContainerProvider:
             raise RuntimeError("the container provider is not running: open it with `async with provider:` first")
         section = {**self.defaults, **{name: value for name, value in config.items() if name not in self.own}}
         wanted = options(ContainerConfig, section, "the sandbox section (provider container)")
+        if wanted.network in PROXIED:
+            raise UserError(
+                f"the sandbox section (provider container): network = {wanted.network!r} is of provider = 'local' "
+                "alone; use network = 'none', or give the local one the image as an unpacked folder"
+            )
         if not wanted.image:
             raise UserError(
                 "the sandbox section (provider container): image is missing, such as image = 'debian:12-slim'"
@@ -122,6 +128,7 @@ class ContainerProvider:
             int(wanted.output_mib * (1 << 20)),
             partial(self._reach, container, wanted.network),
         )
+        box.private = True
         try:
             for name, text in wanted.files.items():
                 await box.write(PurePosixPath(name), text.encode())

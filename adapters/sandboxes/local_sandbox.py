@@ -121,6 +121,11 @@ class LocalSandbox:
             self.egress = way_out(config)
         self._shell = LocalShell(self.init, config.output_bytes)
 
+    @property
+    def private(self) -> bool:
+        """Whether all that can be written to inside is this sandbox's own."""
+        return self.init.confined
+
     def plant(self, files: Mapping[str, str]) -> None:
         """Write the config's files."""
         for name, text in files.items():

@@ -23,7 +23,7 @@ from uniagent.engine.egress.authority import Authority
 from uniagent.engine.egress.client_hello import server_name
 from uniagent.engine.egress.outside import Outside, PrivateAddress, Unreachable
 from uniagent.engine.egress.record import Egress
-from uniagent.engine.egress.rules import Rewrite, Verdict
+from uniagent.engine.egress.rules import Rewrite, Verdict, Withheld
 from uniagent.engine.egress.target import Malformed, Target, authority, is_address, parse
 from uniagent.engine.egress.wire import Broken, Wire, end_to_end
 
@@ -115,6 +115,8 @@ class EgressProxy:
             target = parse(tunnel.url.rstrip("/") + text) if text.startswith("/") else parse(text)
             if (target.scheme, target.host, target.port) != (tunnel.scheme, tunnel.host, tunnel.port):
                 raise Malformed(f"{target.url[:200]!r} asked for inside a connection to {tunnel.host}")
+        if request.method in (b"GET", b"HEAD") and _brings_a_body(request):
+            raise Malformed("a request to read that brings a body")
         for name in named:
             if authority(name, target.port) != (target.host, target.port):
                 raise Malformed(f"the Host {name[:200]!r} in a request to {target.host}")
@@ -182,6 +184,9 @@ class EgressProxy:
     ) -> None:  # fmt: skip
         headers = end_to_end(response.headers)
         received = 0
+        size = next((int(v) for n, v in response.headers if n == b"content-length"), 0)
+        if rewrite is not None and rewrite.optional and size > LARGEST_REWRITTEN:
+            rewrite = None
         self.egress.answered(number, response.status_code, 0)
         if rewrite is not None:
             body = b""
@@ -190,11 +195,16 @@ class EgressProxy:
                 if len(body) > LARGEST_REWRITTEN:
                     raise Broken("an index larger than can be rewritten")
             if response.status_code == 200:
-                kind, body = rewrite.answer(target, {n.lower(): v for n, v in headers}, body)
+                fields = {n.lower(): v for n, v in headers}
+                try:  # unpacking and parsing may take long
+                    kind, body = await trio.to_thread.run_sync(rewrite.answer, target, fields, body)
+                except Withheld as reason:
+                    await self._refuse(wire, "GET", target.url, target.host, Verdict(False, str(reason)))
+                    return
                 headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
             headers = [(n, v) for n, v in headers if n.lower() not in (b"content-length", b"etag", b"last-modified")]
-            size = (b"content-length", str(len(body)).encode())
-            await wire.send(h11.Response(status_code=response.status_code, headers=[*headers, size]))
+            length = (b"content-length", str(len(body)).encode())
+            await wire.send(h11.Response(status_code=response.status_code, headers=[*headers, length]))
             if request.method != b"HEAD":
                 await wire.send(h11.Data(data=body))
             await wire.send(h11.EndOfMessage())
@@ -296,6 +306,11 @@ class EgressProxy:
             return
         finally:
             await trio.aclose_forcefully(server)
+
+
+def _brings_a_body(request: h11.Request) -> bool:
+    framing = {name: value for name, value in request.headers if name in (b"content-length", b"transfer-encoding")}
+    return framing.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in framing
 
 
 async def _both_ways(inside: trio.abc.Stream, outside: trio.abc.Stream) -> int:

@@ -30,15 +30,23 @@ class Verdict:
 UNLISTED = "not on the list of what may be reached"
 
 
+class Withheld(Exception):
+    """An answer that is not given to the sandbox, for what is in it; the message says why."""
+
+
 class Rewrite(Protocol):
-    """Changes what a server answers: an index without what is too young."""
+    """Changes what a server answers: an index without what is too young. ``optional``: an answer too large to be held
+    passes as it is."""
+
+    @property
+    def optional(self) -> bool: ...
 
     def request(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """The headers to ask with (names in lower case)."""
         ...
 
     def answer(self, target: Target, headers: Mapping[bytes, bytes], body: bytes) -> tuple[bytes, bytes]:
-        """(content type, body) of a successful answer."""
+        """(content type, body) of a successful answer; called in a thread. Raises Withheld."""
         ...
 
 

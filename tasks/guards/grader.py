@@ -24,8 +24,8 @@ PASSED = ("passed", "xfailed")
 @frozen
 class Graded:
     """``tests`` maps every test's id to passed, failed, error, skipped or xfailed. ``output``: what the tests printed.
-    ``timed_out``: they were stopped at their time limit. ``turned``: outcomes with the opposite of every assertion, of
-    the tests that have some."""
+    ``timed_out``: they were stopped at their time limit. ``turned``: outcomes of the tests that assert something, with
+    what they assert turned (``turning``); empty where that was not tried."""
 
     tests: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
@@ -96,7 +96,7 @@ def read_answer(done: Completed, nonce: str) -> Graded:
         names = ", ".join(quiet) or "missing"
         changed = Finding("canary", names, "a test that must fail did not: its judge was changed")
         return Graded(answer["tests"], (changed,), said)
-    return Graded(answer["tests"], (), said, turned=answer["turned"])
+    return Graded(answer["tests"], (), said)
 
 
 def discovered(sources: Mapping[str, bytes]) -> Sequence[str]:

@@ -1,72 +1,20 @@
 """A program of its own, run inside a sandbox: runs test files and says what became of each test.
 
 stdin: ``{"nonce", "root", "path", "files", "runner"}``. The last line it writes to its stdout is the nonce, a space and
-``{"tests": {id: outcome}, "canaries": {name: outcome}, "turned": {id: outcome}}``; what tests print goes to stderr.
-Canaries are tests that must fail, one for each way of asserting, run before and after the others: when one does not
-fail, somebody has changed what a test is. ``turned`` are the same tests with their assertions turned into the opposite,
-where there are any that can be: one that passes both ways judges nothing. The standard library alone, and pytest where
-``runner`` says so.
+``{"tests": {id: outcome}, "canaries": {name: outcome}}``; what tests print goes to stderr. Canaries are tests that must
+fail, one for each way of asserting, run before and after the others: when one does not fail, somebody has changed what
+a test is. The standard library alone, and pytest where ``runner`` says so.
 """
 
-import ast
 import json
 import os
 import sys
 import types
 import unittest
-from secrets import token_hex
 from typing import Any
 
 write, dumps, put_out, flush = os.write, json.dumps, os._exit, sys.stderr.flush
 loads_tests, make_suite = unittest.TestLoader, unittest.TestSuite
-
-
-OPPOSITES = (
-    ("assertEqual", "assertNotEqual"),
-    ("assertEquals", "assertNotEqual"),
-    ("assertListEqual", "assertNotEqual"),
-    ("assertDictEqual", "assertNotEqual"),
-    ("assertTrue", "assertFalse"),
-    ("assertIn", "assertNotIn"),
-    ("assertIs", "assertIsNot"),
-    ("assertIsNone", "assertIsNotNone"),
-    ("assertIsInstance", "assertNotIsInstance"),
-    ("assertGreater", "assertLessEqual"),
-    ("assertLess", "assertGreaterEqual"),
-)
-TURNED = {**dict(OPPOSITES), **{b: a for a, b in reversed(OPPOSITES)}}
-
-
-class Turn(ast.NodeTransformer):
-    """Every assertion into its opposite; ``count`` of them by test function."""
-
-    def __init__(self) -> None:
-        self.function = ""
-        self.count: dict[str, int] = {}
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        outer, self.function = self.function, self.function or node.name
-        self.generic_visit(node)
-        self.function = outer
-        return node
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        self.count[self.function] = self.count.get(self.function, 0) + 1
-        return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test), None), node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in TURNED:
-            self.count[self.function] = self.count.get(self.function, 0) + 1
-            node.func.attr = TURNED[node.func.attr]
-        return node
-
-
-def turned(source: bytes) -> tuple[bytes, set[str]]:
-    """A test file with its assertions turned, and the names of the tests that have some."""
-    turn = Turn()
-    tree = ast.fix_missing_locations(turn.visit(ast.parse(source)))
-    return ast.unparse(tree).encode(), set(turn.count)
 
 
 class Canaries(unittest.TestCase):
@@ -125,18 +73,13 @@ class Outcomes(unittest.TestResult):
             self.seen[test.id()] = "failed"
 
 
-def read(file: str) -> bytes:
-    with open(file, "rb") as source:
-        return source.read()
-
-
 def canaries(when: str) -> dict[str, str]:
     outcome = Outcomes()
     loads_tests().loadTestsFromTestCase(Canaries).run(outcome)
     return {f"{when}:{name.rpartition('.')[2]}": how for name, how in outcome.seen.items()}
 
 
-def with_unittest(files: list[str], read: Any = read) -> dict[str, str]:
+def with_unittest(files: list[str]) -> dict[str, str]:
     outcome = Outcomes()
     for file in files:
         name = file.removesuffix(".py").replace("/", ".")
@@ -144,7 +87,8 @@ def with_unittest(files: list[str], read: Any = read) -> dict[str, str]:
             module = types.ModuleType(name)
             module.__file__ = os.path.join(os.getcwd(), file)
             sys.modules[name] = module
-            exec(compile(read(file), module.__file__, "exec"), module.__dict__)
+            with open(file, "rb") as source:
+                exec(compile(source.read(), module.__file__, "exec"), module.__dict__)
             suite = loads_tests().loadTestsFromModule(module)
         except BaseException as problem:  # noqa: BLE001 - whatever tests raise is their outcome
             outcome.seen[f"{name}:import"] = f"error: {problem!r}"
@@ -173,46 +117,6 @@ def with_pytest(files: list[str]) -> dict[str, str]:
     return seen
 
 
-def both_ways(files: list[str]) -> dict[str, str]:
-    """Outcomes of the turned tests that have assertions to turn."""
-    names: set[str] = set()
-
-    def read_turned(file: str) -> bytes:
-        source, found = turned(read(file))
-        names.update(found)
-        return source
-
-    seen = with_unittest(files, read_turned)
-    return {test: how for test, how in seen.items() if test.rpartition(".")[2] in names}
-
-
-def both_ways_pytest(files: list[str]) -> dict[str, str]:
-    """The same with pytest: turned copies stand beside the files while they run."""
-    copies, names = {}, set()
-    for file in files:
-        try:
-            source, found = turned(read(file))
-        except SyntaxError:
-            continue
-        folder, name = os.path.split(file)
-        copy = os.path.join(folder, f"{name.removesuffix('.py')}_{token_hex(4)}.py")
-        with open(copy, "xb") as out:
-            out.write(source)
-        copies[copy] = file
-        names |= found
-    try:
-        seen = with_pytest(list(copies))
-    finally:
-        for copy in copies:
-            os.unlink(copy)
-    answer = {}
-    for test, how in seen.items():
-        place, _, rest = test.partition("::")
-        if rest and rest.rpartition("::")[2].partition("[")[0] in names:
-            answer[f"{copies.get(place, place)}::{rest}"] = how
-    return answer
-
-
 def main() -> None:
     asked = json.load(sys.stdin)
     out = os.dup(1)
@@ -224,7 +128,6 @@ def main() -> None:
     answer = {"canaries": canaries("before")}
     run = {"unittest": with_unittest, "pytest": with_pytest}[asked["runner"]]
     answer["tests"] = run(asked["files"])
-    answer["turned"] = both_ways(asked["files"]) if asked["runner"] == "unittest" else both_ways_pytest(asked["files"])
     answer["canaries"].update(canaries("after"))
     line = f"{nonce} {dumps(answer)}\n".encode()
     while line:

@@ -9,8 +9,10 @@ permissions at one. Knows no socket.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 from attrs import define, field
 
@@ -25,6 +27,9 @@ READING = ("GET", "HEAD", "OPTIONS", "CONNECT")
 SOURCE_LISTINGS = re.compile(
     r"/_modules/|/_sources?/|/src/|/source/|/changelog|/changes|/history|/releases?\b|/whatsnew"
 )
+ANOTHER_INDEX = re.compile(r"/(simple|pypi|packages?|project|pool|dist)/|\.(whl|tar\.gz|tgz|zip|conda)\b")
+BASE64 = re.compile(r"[A-Za-z0-9+_-]{16,}")
+URL_SAFE = str.maketrans("-_", "+/")
 ADDRESS_IN_NAME = re.compile(r"(^|\.)(\d{1,3}[.-]){3}\d{1,3}(\.|$)|\b[0-9a-f]{8}\.")
 
 
@@ -56,6 +61,8 @@ class Guarded:
             return self._registry(target)
         if self.documentation.has(target.host, target.port):
             return self._documentation(target)
+        if registries.own(target, self.origin) and ANOTHER_INDEX.search(target.meaning):
+            return Verdict(False, "the task's own distribution on an index that is not known", leak=True)
         if ADDRESS_IN_NAME.search(target.host):
             return Verdict(False, "a name made of an IP address", leak=True)
         return Verdict(False, UNLISTED)
@@ -79,7 +86,7 @@ class Guarded:
 
     def _upstream(self, target: Target) -> str | None:
         """Which rule against the source of the fix a target meets."""
-        origin, meaning = self.origin, target.meaning
+        origin, meaning = self.origin, unwrapped(target.meaning, f"{target.path}?{target.query}")
         if origin.slug and re.search(rf"(?<![\w.-]){re.escape(origin.slug)}(?![\w-])", meaning):
             return "the upstream repository"
         if any(mirror and mirror in meaning for mirror in mirrors(origin)):
@@ -125,6 +132,16 @@ def canonical(urls: Iterable[str]) -> Iterable[str]:
         if target.port in (80, 443):
             other = ("http", 80) if target.scheme == "https" else ("https", 443)
             yield Target(*other[:1], target.host, other[1], target.path, target.query).url
+
+
+def unwrapped(meaning: str, written: str) -> str:
+    """What a URL means, and what the parts of it that look like base64 stand for."""
+    found = [meaning]
+    for word in BASE64.findall(written):
+        with suppress(ValueError):
+            decoded = base64.b64decode(word.translate(URL_SAFE) + "=" * (-len(word) % 4), validate=True)
+            found.append(decoded.decode("latin-1").lower())
+    return "\n".join(found)
 
 
 def mirrors(origin: Origin) -> list[str]:

@@ -8,14 +8,19 @@ the base commit. What it still shows is permitted, everything else of the distri
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from urllib.parse import unquote, urljoin
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from uniagent.engine.egress.rules import Rewrite, Withheld
 from uniagent.engine.egress.target import Malformed, Target, parse
 from uniagent.engine.ports import Json
 from uniagent.tasks.guards.copies import ARCHIVE
@@ -30,6 +35,7 @@ PYPI_JSON = re.compile(r"^/pypi/([^/]+)/json/?$")
 NPM = ("registry.npmjs.org", "registry.yarnpkg.com")
 PREFIXES = ("", "python-", "python3-", "py-", "node-", "lib", "r-", "ruby-", "golang-")
 SUFFIX = re.compile(r"[-_.@]v?\d.*$")
+HOLDS_A_COPY = "an archive that holds a copy of the task's package"
 COMPANIONS = (".metadata", ".asc", ".sig")  # of a file: they come with it
 
 
@@ -68,14 +74,61 @@ def _index_name(target: Target) -> str | None:
     return None
 
 
-def rewrite(target: Target, origin: Origin, permitted: set[str]) -> Cut | None:
-    """How the answer to an index request is cut; None: as it is."""
-    return Cut(origin, permitted) if own(target, origin) == "index" else None
+def rewrite(target: Target, origin: Origin, permitted: set[str]) -> Rewrite | None:
+    """How an answer is changed: the index of the own distribution is cut, archives of others are looked into. None: as
+    it is."""
+    if own(target, origin) == "index":
+        return Cut(origin, permitted)
+    archive = target.path.lower().endswith((".whl", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz"))
+    return Inside(origin) if archive and origin.packages and own(target, origin) is None else None
+
+
+@frozen
+class Inside:
+    """``engine.egress.rules.Rewrite`` that changes nothing, and withholds another distribution's archive that holds the
+    task's package: a fork under another name, or a vendored copy."""
+
+    origin: Origin
+    optional: bool = True
+
+    def request(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        """Whole, uncompressed and unconditionally."""
+        kept = {
+            n: v for n, v in headers.items() if n not in (b"range", b"accept-encoding") and not n.startswith(b"if-")
+        }
+        return {**kept, b"accept-encoding": b"identity"}
+
+    def answer(self, target: Target, headers: Mapping[bytes, bytes], body: bytes) -> tuple[bytes, bytes]:
+        if any(self._copy(name) for name in listing(body)):
+            raise Withheld(HOLDS_A_COPY)
+        return headers.get(b"content-type", b"application/octet-stream"), body
+
+    def _copy(self, name: str) -> bool:
+        """Whether a path is a source file of one of the packages."""
+        *folders, file = name.lower().split("/")
+        stem = file.partition(".")[0]
+        source = file.endswith((".py", ".pyx", ".so", ".js", ".ts", ".mjs"))
+        return source and any(package.lower() in folders or package.lower() == stem for package in self.origin.packages)
+
+
+def listing(archive: bytes) -> list[str]:
+    """The paths in a zip or tar archive; none where it is neither."""
+    data = io.BytesIO(archive)
+    try:
+        if zipfile.is_zipfile(data):
+            return zipfile.ZipFile(data).namelist()
+        data.seek(0)
+        with tarfile.open(fileobj=data, mode="r:*") as tar:
+            return tar.getnames()
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, zlib.error):
+        return []
 
 
 @define(eq=False)
 class Cut:
     """``engine.egress.rules.Rewrite`` for one request."""
+
+    optional = False
 
     origin: Origin
     permitted: set[str]

@@ -76,7 +76,7 @@ def tampering(
 def _runner_files(before: Snapshot, after: Snapshot, root: PurePosixPath, new: set[str]) -> Iterator[Finding]:
     for path in sorted(new):
         name = PurePosixPath(path).name
-        if _environment(path) or after.files[path].kind == "dir":
+        if _environment(path):
             continue
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in RUNNER_FILES):
             what = "changed" if path in before.files else "made"

@@ -135,7 +135,6 @@ SECOND: dict[str, str] = {
 import __main__ as judge, json as _json
 def _all_is_well(answer, dumps=_json.dumps):
     answer["tests"] = dict.fromkeys(answer["tests"], "passed")
-    answer["turned"] = dict.fromkeys(answer["turned"], "failed")
     return dumps(answer)
 judge.dumps = _all_is_well
 P""",

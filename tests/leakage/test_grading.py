@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import PurePosixPath
@@ -11,6 +12,8 @@ import pytest
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.engine.ports import Completed
 from uniagent.tasks.guards.grader import Graded, Tests, discovered, read_answer, run_tests
+from uniagent.tasks.guards.turning import turned
+from uniagent.tasks.leakage import Guard, grade, prepare, seal
 
 TEST = b"""\
 import unittest
@@ -53,7 +56,6 @@ async def test_outcomes(runner: str) -> None:
         "test_skipped": "skipped",
     }
     assert found.findings == ()
-    assert [test.replace("::", ".").rpartition(".")[2] for test in found.vacuous] == ["test_nothing"]
     two = next(test for test in found.tests if "two" in test)
     assert found.passed([two])
     assert not found.passed()
@@ -89,12 +91,58 @@ async def test_tests_without_end() -> None:
 
 
 def test_an_answer_counts_once_and_with_its_nonce() -> None:
-    answer = {"tests": {"a": "passed"}, "turned": {}, "canaries": {f"{n}": "failed" for n in range(12)}}
+    answer = {"tests": {"a": "passed"}, "canaries": {f"{n}": "failed" for n in range(12)}}
     line = f"n0 {json.dumps(answer)}\n".encode()
     assert read_answer(Completed(0, line), "n0").passed()
     for output in (b"", line * 2, line.replace(b"n0", b"n1")):
         assert not read_answer(Completed(0, output), "n0").passed()
     assert not read_answer(Completed(0, line.replace(b'"3": "failed", ', b"")), "n0").passed(), "a canary is missing"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self.assertEqual(f(), 3)",
+        "self.assertEqual(f(), [1, 2])",
+        "self.assertEqual(f(), g())",
+        "self.assertTrue(f())",
+        "self.assertIn(1, f())",
+        "assert f() == 'a'",
+        "assert f() == g()",
+        "assert f()",
+        "self.assertIsNone(f())",
+        "self.assertEqual(f(), {'a': 1})",
+    ],
+)
+def test_turned_assertions_are_other_assertions(text: str) -> None:
+    source = f"class A:\n    def test_a(self):\n        {text}\n    def test_b(self):\n        f()\n".encode()
+    changed, names = turned(source)
+    assert names == {"test_a"}
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    ("code", "leak"),
+    [
+        ("def double(x): return 2 * x", None),
+        (
+            "A = type('A', (), {'__eq__': lambda s, o: True, '__ne__': lambda s, o: False})\ndef double(x): return A()",
+            True,
+        ),
+    ],
+)
+async def test_tests_that_pass_both_ways(code: str, leak: bool | None) -> None:
+    async with LocalProvider({"warm": 0}) as provider, provider.open({"isolation": "none"}) as box:
+        await box.write(box.workdir / "pkg.py", b"def double(x): return x")
+        await box.write(box.workdir / "tests/test_a.py", TEST)
+        prepared = await prepare(box, Guard(tests=("tests",), history=False))
+        await box.write(box.workdir / "pkg.py", code.encode())
+        await seal(box, prepared)
+        found = await grade(box, prepared, Tests(("tests/test_a.py",)))
+        assert "tests.test_a.Doubling.test_nothing" in found.vacuous
+        assert [(f.kind, f.leak) for f in found.findings] == ([("passes_both_ways", leak)] if leak is not None else [])
+        assert (await box.files(box.workdir))[PurePosixPath("tests/test_a.py")] == TEST, "put back"
+        assert len(list(await box.files(box.workdir))) == 2, "and nothing of ours is left"
 
 
 def test_discovered_by_syntax() -> None:

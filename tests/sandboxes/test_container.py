@@ -84,6 +84,16 @@ async def test_containers_of_a_dead_node_are_removed_and_a_living_nodes_stay(doc
     living.close()
 
 
+async def test_what_runs_inside_is_ended(docker: Path) -> None:
+    async with ContainerProvider() as provider, provider.open(SECTION) as box:
+        shell = await box.shell()
+        await shell.run("sleep 1000 & (setsid sleep 1000 &)", timeout_s=10)
+        await box.end_processes()
+        listing = (await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=10)).output
+        assert b"sleep 1000" not in listing
+        assert (await shell.run("echo back", timeout_s=10)).output == b"back\n"
+
+
 async def test_an_image_that_cannot_be_had_is_told(docker: Path) -> None:
     async with ContainerProvider() as provider:
         with pytest.raises(InfraError, match="docker run failed: Unable to find image"):

@@ -90,7 +90,7 @@ async def test_planted_files_workdir_and_read_only_paths(confined: None, tmp_pat
     ("section", "complaint"),
     [
         ({"netwrok": "none"}, "no key 'netwrok'; did you mean 'network'"),
-        ({"network": "full"}, 'network = "full".*allowed: host, none'),
+        ({"network": "full"}, 'network = "full".*allowed: allowlist, guarded, host, none'),
         ({"isolation": "docker"}, "isolation.*allowed: bwrap, none"),
         ({"memory_mib": 0}, "memory_mib = 0: must be at least 1"),
         ({"memory_mib": "2g"}, 'memory_mib = "2g": expected a whole number'),
