@@ -13,7 +13,7 @@ import transformers
 
 from uniagent.adapters.engines.transformers import SlotEngine
 from uniagent.engine.accelerator import Accelerator
-from uniagent.engine.canary import Canary, CanaryMismatch, forward_logprobs
+from uniagent.engine.canary import Canary, CanaryMismatch, agree, forward_logprobs
 from uniagent.engine.ports import KvPolicy
 from uniagent.engine.rollout.driver import StepDriver
 
@@ -66,3 +66,27 @@ engine.load = load
     done = quickstart.train(tmp_path / "run", "run.steps=2", "eval.data=''", *copies, prelude=lost)
     assert done.returncode == 1
     assert "model.norm.weight (1 weights in all) are not what the learner sent" in done.stderr
+
+
+async def test_another_engine_is_held_to_the_learners_answer() -> None:
+    learner = tiny()
+    same, other = copy.deepcopy(learner), copy.deepcopy(learner)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    async with Accelerator.start() as accelerator:
+        drivers = [
+            StepDriver(accelerator, SlotEngine(model, slots=2, context=64, prefill_tokens=64, shared=False))
+            for model in (learner, same, other)
+        ]
+        canary = Canary(
+            accelerator, drivers[0], partial(forward_logprobs, learner), seed=3, vocabulary=200, greedy=True
+        )
+        await canary.check(0)
+        gap = await agree(drivers[1], canary.reference)
+        assert gap is not None
+        assert gap < 1e-4
+        with pytest.raises(CanaryMismatch, match="does not compute the same"):
+            await agree(drivers[2], canary.reference)
+        await drivers[1].update(same.named_parameters(), 1, KvPolicy.RECOMPUTE)
+        assert await agree(drivers[1], canary.reference) is None  # it has newer weights
