@@ -92,7 +92,7 @@ def _of_ranks(ranks: dict[bytes, int], pattern: str, special: dict[int, str]) ->
         return "".join(map(letters.__getitem__, token))
 
     merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+    for token in sorted(ranks, key=ranks.__getitem__):
         pairs = [(token[:n], token[n:]) for n in range(1, len(token))]
         known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
         merges += [(written(a), written(b)) for _, _, a, b in sorted(known)]
