@@ -101,10 +101,15 @@ class Desk:
             await self._changed.wait()
 
     async def watch(self) -> None:
-        """Until cancelled: takes the work of nodes that are silent, and forgets asks that nobody asks about."""
+        """Until cancelled: takes the work of nodes that are silent, and forgets asks that nobody asks about. A head
+        that was itself held up has heard nobody meanwhile, and judges no one for it."""
+        look_s = self.lease_s / LOOKS
         while True:
-            await trio.sleep(self.lease_s / LOOKS)
+            before = trio.current_time()
+            await trio.sleep(look_s)
             now = trio.current_time()
+            if now - before > 2 * look_s:
+                continue
             if silent := self.leases.expire(now, self.lease_s):
                 for name in silent:
                     self._told.pop(name, None)

@@ -24,6 +24,7 @@ from uniagent.engine.ports import Json
 from uniagent.engine.separate.worker import Unreachable
 
 BODY = 1 << 30  # bytes of a push: a long session with its raw requests
+OFFLOAD_BYTES = 1 << 17  # a larger message is parsed off the loop
 ANSWER_S = 30.0  # beyond what a message may wait by itself
 
 
@@ -85,7 +86,9 @@ class HeadServer:
             if parts[0] != "v1" or len(parts) < 2:
                 raise Problem(404, "unknown_path", f"there is nothing at {exchange.path}")
             if exchange.method == "POST":
-                return 200, await self.handle(parts[1], json.loads(exchange.body))
+                large = len(exchange.body) > OFFLOAD_BYTES
+                body = await trio.to_thread.run_sync(json.loads, exchange.body) if large else json.loads(exchange.body)
+                return 200, await self.handle(parts[1], body)
             if parts[1:] == ["config"]:
                 return 200, {"config": self.config}
             if parts[1] == "weights" and self.shelf is None:

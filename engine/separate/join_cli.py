@@ -58,7 +58,7 @@ async def _join(url: str, token: str, sets: Sequence[str], progress: Progress) -
         text = await _config(head)
         from uniagent.engine.separate.nodes import join
 
-        return await join(await trio.to_thread.run_sync(_read, text, sets), head, progress)
+        return await join(await trio.to_thread.run_sync(_read, text, ["gateway.port=0", *sets]), head, progress)
 
 
 async def _config(head: HeadClient) -> str:

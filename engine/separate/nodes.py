@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from uniagent.engine.canary import agree
 from uniagent.engine.config import RunConfig
@@ -44,6 +44,7 @@ def follow(config: RunConfig) -> None:
 
 async def _rank(config: RunConfig) -> None:
     rank, _ = world()
+    config = evolve(config, gateway=evolve(config.gateway, port=0))  # a fixed one is rank 0's
     trains = rank < config.placement.train_ranks
     async with open_node(config, stop=Stop(config.run.drain_s), progress=Silent(), trains=trains, leads=False) as node:
         head = HeadClient.to(head_url(config), node.token)

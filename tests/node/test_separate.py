@@ -82,18 +82,21 @@ def test_nodes_are_killed_and_come_late_and_every_prompt_trains_once(quickstart:
 
 
 @pytest.mark.slow
-def test_a_mesh_of_two_ranks_serves_while_it_would_wait(quickstart: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_mesh_of_two_ranks_serves_where_nobody_else_does(quickstart: Any, tmp_path: Path, ranks: int) -> None:
     run = tmp_path / "run"
     settings = [
         *scripted_run.files(tmp_path, wait_s=0.2),
         "engine.options={step_s=0.05}",
-        "run.steps=3",
+        "run.steps=2",
         "rollout.mode=separate",
         "placement.train_ranks=2",
         "placement.joining=true",
         f"rollout.head_url=http://127.0.0.1:{jobs.free_port()}",
     ]
-    with jobs.started(jobs.torchrun(2, quickstart.arguments(run, *settings)), tmp_path / "job.log") as job:
+    with jobs.started(jobs.torchrun(ranks, quickstart.arguments(run, *settings)), tmp_path / "job.log") as job:
         assert job.wait(timeout=280) == 0, jobs.told(tmp_path)
-    assert jobs.steps(run)[-1]["mesh/switches"] >= 5  # nobody else rolls out: once there and back for each batch
+    if ranks == 2:
+        assert jobs.steps(run)[-1]["mesh/switches"] >= 3  # there and back for each batch
+    assert len(jobs.steps(run)) == 2
     assert set(jobs.trained(run).values()) == {1}
