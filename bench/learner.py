@@ -103,7 +103,8 @@ def main() -> int:
     for _ in range(rounds):
         for name, python in pythons.items():
             runs[name].append(run(name, python, steps, args.threads, args.quick))
-            print(f"{name}: {[round(s[0], 2) for s in runs[name][-1]['steps']]} s a step", file=sys.stderr)
+            taken = [f"{s[0]:.2f} ({s[1]:.2f})" for s in runs[name][-1]["steps"]]
+            print(f"{name}: {', '.join(taken)} s a step (CPU)", file=sys.stderr)
     found = {name: figures(r) for name, r in runs.items()}
     table(found)
     ratios = {}
