@@ -40,18 +40,24 @@ class InProcess(WeightTransferEngine):  # type: ignore[misc]
     init_info_cls = Init
     update_info_cls = Update
 
-    def init_transfer_engine(self, init_info: Init) -> None: ...
+    def init_transfer_engine(self, init_info: Init) -> None:
+        self._wanted = {name for name, _ in self.model.named_parameters()}
 
     def start_weight_update(self) -> None:
+        self._came: set[str] | None = set()
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Update) -> None:
         weights = update_info.weights
         if update_info.path is not None:
             weights = unfused(load_file(update_info.path).items())
-        self.model.load_weights(iter(weights))
+        came = self.model.load_weights(iter(weights))
+        self._came = None if came is None or self._came is None else self._came | came
 
     def finish_weight_update(self) -> None:
+        missing = set() if self._came is None else self._wanted - self._came  # a few models do not say what they loaded
+        if missing:
+            raise ValueError(f"an update must bring every weight; {len(missing)} did not come, such as {min(missing)}")
         finalize_layerwise_reload(self.model, self.model_config)
         if next(self.model.parameters()).device.type == "cpu":
             _pack(self.model)

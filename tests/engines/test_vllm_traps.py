@@ -121,6 +121,18 @@ def test_experts_come_fused_or_one_by_one_qwen3_moe(root: Path) -> None:
             assert worst(forward("qwen3_moe", joined(asked, found), version), asked, found) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_an_update_that_is_not_whole_ends_the_engine(kind: str, root: Path) -> None:
+    with engine(kind, root) as made:
+        made.add(StepRequest(0, prompt(4, 20, SIZE["vocab_size"]), Sampling(12), "s"))
+        made.step()
+        some = [(n, p) for n, p in reference(kind, 1).named_parameters() if "layers.1.self_attn.o_proj" not in n]
+        with pytest.raises(ValueError, match=r"o_proj"):
+            made.update(some, 1, KvPolicy.RECOMPUTE)
+        with pytest.raises(RuntimeError, match="half-way"):
+            made.step()
+
+
 def test_weights_reach_a_child_by_the_way_that_fits_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     from uniagent.adapters.engines.vllm_transfer import Source, backend
     from uniagent.adapters.engines.vllm_weights import BACKEND
