@@ -13,6 +13,8 @@ from world import World, index, text, wheel
 
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.engine.egress.record import Access
+from uniagent.engine.egress.rules import Verdict
+from uniagent.engine.egress.target import Target
 from uniagent.engine.ports import AgentResult, Sandbox, TaskResult
 from uniagent.tasks.leakage import Guard, Tests, grade, origin, prepare, seal, settle
 
@@ -120,6 +122,32 @@ async def play(script: str, *, network: str = "guarded", env: Mapping[str, str] 
             accesses = sandbox.egress.accesses if sandbox.egress is not None else ()
             said = done.output.decode(errors="replace") + graded.output
             return Outcome(result, said, accesses, tuple(world.seen))
+
+
+class Anything:
+    """Rules that allow everything: the world without a guard."""
+
+    def judge(self, method: str, target: Target) -> Verdict:
+        return Verdict(True, "anything", private=True)
+
+    def tunnel(self, host: str, port: int) -> Verdict:
+        return Verdict(True, "anything", private=True)
+
+    def rewrite(self, target: Target) -> None:
+        return None
+
+
+async def unguarded(script: str) -> bool:
+    """Whether the script makes the tests pass where nothing guards them: by their exit status."""
+    async with a_world().open() as world, LocalProvider({"warm": 0}) as provider:
+        provider.outside = world.outside
+        async with provider.open({"network": "guarded", "env": {"PATH": PATH}}) as sandbox:
+            _, fix = await repo.plant(sandbox)
+            await leave_copies(sandbox)
+            sandbox.egress.rules = Anything()
+            await (await sandbox.shell()).run(script.replace("{fix}", fix), timeout_s=30)
+            done = await sandbox.exec(["python3", "-m", "unittest", "-q", "tests.test_core"], timeout_s=30)
+            return done.code == 0
 
 
 def run(script: str, **options: object) -> Outcome:
