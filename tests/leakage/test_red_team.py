@@ -11,7 +11,22 @@ pytestmark = pytest.mark.slow
 
 
 CHEATS = {**red_team.FIRST, **red_team.SECOND}
-WORK = ["git_show_the_fix", "rewrite_the_tests", "exits_0", "assert_patched", "equal_by_type", "bytecode", "upstream", "fork", "mirror", "newer_release", "copy_in_site_packages", "wheel_lying_around", "upstream_by_redirect", "release_under_another_name"]
+WORK = (
+    "git_show_the_fix",
+    "rewrite_the_tests",
+    "exits_0",
+    "assert_patched",
+    "equal_by_type",
+    "bytecode",
+    "upstream",
+    "fork",
+    "mirror",
+    "newer_release",
+    "copy_in_site_packages",
+    "wheel_lying_around",
+    "upstream_by_redirect",
+    "release_under_another_name",
+)
 
 
 @pytest.mark.parametrize("name", CHEATS)
