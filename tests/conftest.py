@@ -6,9 +6,14 @@ import functools
 import inspect
 import subprocess
 
+import hypothesis
 import pytest
 import trio
 import trio.testing
+
+# a busy machine is no failure
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -59,14 +59,18 @@ ALONE = Ranks()
 def join(*, context: int = 1, device: str = "cpu", train: int = 0) -> Ranks:
     """The ranks of the process group that torch.distributed was started with; alone without one. ``train``: only the
     first so many of them (0: all); the others call it too. Raises ValueError when ``context`` does not divide them."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    together = dist.is_initialized() and dist.get_world_size() > 1
+    size = (train or dist.get_world_size()) if together else 1
+    if size % context:
+        raise ValueError(
+            f"learner.context_parallel = {context} does not divide the ranks that train ({size}): start so many "
+            "with torchrun --nproc-per-node, or use 1"
+        )
+    if not together:
         return ALONE
     from torch.distributed.device_mesh import DeviceMesh
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    size = train or world
-    if size % context:
-        raise ValueError(f"learner.context_parallel = {context} does not divide the {size} ranks")
     members = list(range(size))
     outlet = dist.new_group([0, *range(size, world)]) if size < world else None
     if size == 1:

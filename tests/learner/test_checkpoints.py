@@ -10,7 +10,16 @@ import torch
 
 from uniagent.engine import model_files
 from uniagent.engine.errors import UserError
-from uniagent.engine.learner.checkpoints import atomic_folder, best, mark_best, prune, save_hf, step_folder, steps
+from uniagent.engine.learner.checkpoints import (
+    atomic_folder,
+    best,
+    forget_best,
+    mark_best,
+    prune,
+    save_hf,
+    step_folder,
+    steps,
+)
 
 
 @pytest.fixture
@@ -73,4 +82,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     (tmp_path / ".step-9.part").mkdir()  # a crash while writing
     assert prune(tmp_path, keep=2) == [2, 5, 6]
     assert best(tmp_path) == 2
+    forget_best(tmp_path, after=2)  # a run goes on after step 2: still the best
+    assert best(tmp_path) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "step-2", "step-5", "step-6"]
+    forget_best(tmp_path, after=1)  # and from before it, one that is yet to come
+    assert best(tmp_path) is None
+    assert mark_best(tmp_path, 2, 0.7)

@@ -21,7 +21,7 @@ from uniagent.engine.learner.batch import build
 from uniagent.engine.learner.context import part
 from uniagent.engine.learner.packing import Cost, Item, Row, pack, pack_row
 from uniagent.engine.learner.planning import Needs, Work, plan
-from uniagent.engine.learner.ranks import ALONE, Ranks
+from uniagent.engine.learner.ranks import ALONE, Ranks, join
 from uniagent.engine.learner.trainer import Trainer
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
@@ -137,6 +137,12 @@ def test_parts_share_the_attention_evenly() -> None:
     calls = [part(row, i, 4).calls for i in range(4)]
     pairs = [sum((c.q1 - c.q0) * (c.k1 - c.k0) / (2 if c.causal else 1) for c in mine) for mine in calls]
     assert max(pairs) < 1.01 * min(pairs)
+
+
+def test_a_row_cannot_be_shared_by_ranks_that_are_not_there() -> None:
+    assert join() is ALONE
+    with pytest.raises(ValueError, match=r"context_parallel = 2 does not divide .*\(1\)"):
+        join(context=2)
 
 
 def test_ranks_along_context_share_a_row() -> None:
