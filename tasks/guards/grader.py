@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
 from attrs import field, frozen
@@ -97,21 +97,3 @@ def read_answer(done: Completed, nonce: str) -> Graded:
         changed = Finding("canary", names, "a test that must fail did not: its judge was changed")
         return Graded(answer["tests"], (changed,), said)
     return Graded(answer["tests"], (), said)
-
-
-def discovered(sources: Mapping[str, bytes]) -> Sequence[str]:
-    """Names of the test functions in test files, by their syntax: what a run must at least have reported."""
-    import ast
-
-    found: list[str] = []
-    for path, text in sources.items():
-        try:
-            tree = ast.parse(text)
-        except SyntaxError:
-            continue
-        module = path.removesuffix(".py").replace("/", ".")
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                inner = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-                found += [f"{module}.{node.name}.{n.name}" for n in inner if n.name.startswith("test")]
-    return found

@@ -21,6 +21,7 @@ RUNNER_SECTIONS = ("setup.cfg", "pyproject.toml", "package.json", "Makefile")  #
 SECTION = re.compile(
     rb"pytest|unittest|\bnose|\"(pre|post)?test\"\s*:|\"(jest|mocha)\"|^(check|tests?)\s*:", re.MULTILINE
 )
+HEADING = re.compile(rb"^\[\[?[\w.:\"' -]+\]\]?$", re.MULTILINE)
 CUSTOMIZE = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
 STANDARD = ("unittest", "pytest", "_pytest", "pluggy", "traceback", "warnings", "inspect", "json", "re", "os", "sys")
 REWARD_FILES = ("reward.txt", "reward.json", "rewards.json", "score.txt", "score.json", "reward")
@@ -167,13 +168,13 @@ def section_changed(before: bytes, after: bytes) -> bool:
 
 
 def _steering(text: bytes) -> list[bytes]:
-    """Every paragraph under a heading of a test runner."""
+    """The lines under a test runner's headings; in a file without headings, the lines that name one."""
     kept: list[bytes] = []
-    inside = False
+    inside, headed = False, bool(HEADING.search(text))
     for line in text.splitlines():
         stripped = line.strip()
-        if stripped.startswith(b"["):
+        if HEADING.fullmatch(stripped):
             inside = bool(SECTION.search(stripped))
-        if (inside or SECTION.search(stripped)) and stripped and not stripped.startswith((b"#", b";")):
+        if (inside or (not headed and SECTION.search(stripped))) and stripped and not stripped.startswith((b"#", b";")):
             kept.append(stripped)
     return kept

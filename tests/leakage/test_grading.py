@@ -11,7 +11,7 @@ import pytest
 
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.engine.ports import Completed
-from uniagent.tasks.guards.grader import Graded, Tests, discovered, read_answer, run_tests
+from uniagent.tasks.guards.grader import Graded, Tests, read_answer, run_tests
 from uniagent.tasks.guards.turning import turned
 from uniagent.tasks.leakage import Guard, grade, prepare, seal
 
@@ -143,8 +143,3 @@ async def test_tests_that_pass_both_ways(code: str, leak: bool | None) -> None:
         assert [(f.kind, f.leak) for f in found.findings] == ([("passes_both_ways", leak)] if leak is not None else [])
         assert (await box.files(box.workdir))[PurePosixPath("tests/test_a.py")] == TEST, "put back"
         assert len(list(await box.files(box.workdir))) == 2, "and nothing of ours is left"
-
-
-def test_discovered_by_syntax() -> None:
-    assert "tests.test_a.Doubling.test_two" in discovered({"tests/test_a.py": TEST, "tests/bad.py": b"def ("})
-    assert PurePosixPath("tests/test_a.py").stem == "test_a"

@@ -119,7 +119,9 @@ def test_shared_files_count_by_the_part_that_steers_a_runner() -> None:
     old = b"[project]\nversion = '1'\n\n[tool.pytest.ini_options]\naddopts = '-q'\n"
     assert not section_changed(old, old.replace(b"'1'", b"'2'"))
     assert not section_changed(old, old + b"\n[tool.black]\nline-length = 88\n")
+    assert not section_changed(old, old + b"\n[project.optional-dependencies]\ntest = ['pytest>=8']\n")
     assert section_changed(old, old.replace(b"-q", b"-k nothing"))
+    assert section_changed(old, old + b"\n[tool.pytest.other]\nx = 1\n")
     assert section_changed(b'{"scripts": {"test": "jest"}}', b'{"scripts": {"test": "true"}}')
 
 
