@@ -139,7 +139,9 @@ async def measure(name: str, model: Any, *, seconds: float, count: int) -> dict[
     async with opened(name, model, max(BATCHES)) as engine:
         for size in BATCHES:
             for kind, shared in (("plain", 0.0), ("shared", 0.75)):
-                figures[kind][str(size)] = await speed(engine, size, vocabulary, shared, seconds)
+                found = figures[kind][str(size)] = await speed(engine, size, vocabulary, shared, seconds)
+                told = ", ".join(f"{key} {value:.1f}" for key, value in found.items())
+                print(f"{name} batch {size} {kind}: {told}", file=sys.stderr, flush=True)
         figures["update_ms"], figures["tokens_lost"] = await updates(engine, model, max(BATCHES), vocabulary, count)
     return figures
 
@@ -184,7 +186,8 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
-    seconds, count = (0.5, 5) if args.quick else (5.0, 20)
+    seconds = 0.5 if args.quick else 5.0
+    counts = {"tiny-shell": 5 if args.quick else 20, "smollm2-135m": 3}  # updates
     with tempfile.TemporaryDirectory() as folder:
         loaded = {
             "tiny-shell": model_files.load(model_files.folder("builtin:tiny-shell"), dtype="float32", device="cpu")
@@ -198,7 +201,9 @@ def main() -> int:
         reasons = engines()
         models: dict[str, dict[str, dict[str, Any] | None]] = {
             label: {
-                name: None if why else trio.run(functools.partial(measure, name, model, seconds=seconds, count=count))
+                name: None
+                if why
+                else trio.run(functools.partial(measure, name, model, seconds=seconds, count=counts[label]))
                 for name, why in reasons.items()
             }
             for label, model in loaded.items()
