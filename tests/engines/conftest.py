@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.engines.contract")
+pytest.register_assert_rewrite("tests.engines.contract", "tests.engines.contract_updates")

@@ -19,10 +19,10 @@ from tests.engines.contract import (
     Logits,
     Opened,
     applicable,
-    cancelling_around_an_update_leaves_nothing_behind,
     prompt,
     versions_follow_updates,
 )
+from tests.engines.contract_updates import cancelling_around_an_update_leaves_nothing_behind
 from tests.engines.fake_server import ANSWER, FakeServer, serving
 from uniagent.adapters.engines import server_engine
 from uniagent.adapters.engines.prefixes import BLOCK, Prefixes
