@@ -247,6 +247,16 @@ class Sandbox(Protocol):
         ...
 
 
+@runtime_checkable
+class CanSnapshot(Protocol):
+    """What a sandbox can do beside the port, where its backend can."""
+
+    async def snapshot(self) -> str:
+        """Keep its files as they are now. Gives the value of the key ``snapshot`` of a sandbox section of the same
+        provider, good while the provider is open. Raises InfraError."""
+        ...
+
+
 class SandboxProvider(Protocol):
     """Opens sandboxes of one backend; owned by the node, shared by all sessions."""
 

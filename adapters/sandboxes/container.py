@@ -7,35 +7,36 @@ is shared with the host but the command line.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 import trio
-from attrs import fields_dict, frozen
+from attrs import evolve, fields_dict, frozen
 
 from uniagent.adapters.options import options
-from uniagent.adapters.sandboxes.channel_sandbox import ChannelSandbox
-from uniagent.adapters.sandboxes.channels import MARK
+from uniagent.adapters.sandboxes.channel_sandbox import ChannelSandbox, Reach
+from uniagent.adapters.sandboxes.channels import MARK, Opener
 from uniagent.adapters.sandboxes.config import PROXIED
 from uniagent.adapters.sandboxes.loopback import inside
-from uniagent.adapters.sandboxes.node_dir import NodeFolder, root_folder
+from uniagent.adapters.sandboxes.node_dir import NodeFolder, living, root_folder
+from uniagent.adapters.sandboxes.pool import PreparedImages, WarmPool
 from uniagent.adapters.sandboxes.process_channel import ProcessOpener
+from uniagent.adapters.sandboxes.snapshots import prepared
 from uniagent.engine.config import key
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import Json, ModelEndpoint
 
 log = logging.getLogger(__name__)
 LABEL = "uniagent.node"
+KEPT = "uniagent-"  # before the node's name, in the names of snapshots
 PROGRAMS = ("docker", "podman")
-CLOSE_S = 60.0
+CLOSE_S, COMMIT_S = 60.0, 600.0
 
 
 @frozen
@@ -43,6 +44,8 @@ class ContainerConfig:
     """Keys of a sandbox whose provider is ``container``."""
 
     image: str = key("", "image reference, such as debian:12-slim; it needs bash, coreutils, grep and tar")
+    snapshot: str | None = key(None, "name of a snapshot to start from, instead of image")
+    prepare: str = key("", "commands run once, with a network; all sandboxes of the section start from what they left")
     network: str = key("none", "none, or the name of a network of the engine (bridge, host, …)")
     workdir: str = key("/work", "working directory inside; made where the image has none")
     user: str | None = key(None, "user inside, as the command line takes it; left out: the image's")
@@ -62,7 +65,28 @@ class EngineOptions:
     """What a run sets for all its containers, beside the defaults of their own keys."""
 
     program: str | None = key(None, "docker or podman, or a path; left out: the first that is installed")
+    warm: int = key(0, "containers of a kind kept started and unused", at_least=0)
+    prepare_network: str = key("bridge", "network of `prepare` where the sandboxes themselves have none")
     mirrors: Mapping[str, str] = key(dict, "registry host -> where its images are fetched from instead")
+
+
+class ContainerSandbox(ChannelSandbox):
+    """A ChannelSandbox that can be kept as an image."""
+
+    def __init__(
+        self,
+        opener: Opener,
+        workdir: PurePosixPath,
+        output_bytes: int,
+        reach: Reach,
+        keep: Callable[[], Awaitable[str]],
+    ) -> None:
+        super().__init__(opener, workdir, output_bytes, reach)
+        self.private, self._keep = True, keep
+
+    async def snapshot(self) -> str:
+        """See ``snapshots``."""
+        return await self._keep()
 
 
 class ContainerProvider:
@@ -75,6 +99,9 @@ class ContainerProvider:
         self.options = options(EngineOptions, mine, "[sandbox.options.container]")
         self.defaults = {name: value for name, value in (given or {}).items() if name not in self.own}
         options(ContainerConfig, self.defaults, "[sandbox.options.container]")
+        self.pool = WarmPool(self._start, self.options.warm)
+        self.images = PreparedImages()
+        self.kept: list[str] = []
         self.node: NodeFolder | None = None
         self.program = ""
 
@@ -84,27 +111,46 @@ class ContainerProvider:
         root.mkdir(exist_ok=True)
         await self._reap(root)
         self.node = NodeFolder(root)
+        async with AsyncExitStack() as stack:
+            stack.callback(self.node.close)
+            stack.push_async_callback(self._forget_snapshots)
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            nursery.start_soon(self.pool.run)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.node is not None
-        self.node.close()
+        await self._stack.aclose()
         self.node = None
 
-    async def _reap(self, root: os.PathLike[str]) -> None:
-        """Remove the containers of nodes that are dead."""
+    async def _forget_snapshots(self) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
+            for image in self.kept:
+                try:
+                    await self._call(["rmi", "-f", image])
+                except InfraError as problem:
+                    log.warning("snapshot %s stays: %s", image, problem)
+
+    async def _reap(self, root: Path) -> None:
+        """Remove the containers and snapshots of nodes that are dead."""
         listed = await self._call(["ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Labels}}"])
         for line in listed.splitlines():
             container, _, labels = line.partition(" ")
             node = next((p.partition("=")[2] for p in _labels(labels) if p.startswith(f"{LABEL}=")), "")
-            if node and not _living(root, node):
+            if node and not living(root, node):
                 await self._call(["rm", "-f", container])
                 log.warning("removed container %s of a node that crashed", container)
+        listed = await self._call(["images", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}"])
+        for image in listed.split():
+            if not living(root, image.rpartition("/")[2].partition(":")[0].removeprefix(KEPT)):
+                await self._call(["rmi", "-f", image])
+                log.warning("removed snapshot %s of a node that crashed", image)
 
     @asynccontextmanager
-    async def open(self, config: Mapping[str, Json]) -> AsyncIterator[ChannelSandbox]:
+    async def open(self, config: Mapping[str, Json]) -> AsyncIterator[ContainerSandbox]:
         """One sandbox. Raises UserError for a config that cannot work, InfraError when this one fails."""
         if self.node is None:
             raise RuntimeError("the container provider is not running: open it with `async with provider:` first")
@@ -115,28 +161,53 @@ class ContainerProvider:
                 f"the sandbox section (provider container): network = {wanted.network!r} is of provider = 'local' "
                 "alone; use network = 'none', or give the local one the image as an unpacked folder"
             )
-        if not wanted.image:
+        if not (wanted.image or wanted.snapshot):
             raise UserError(
                 "the sandbox section (provider container): image is missing, such as image = 'debian:12-slim'"
             )
-        words = run_words(wanted, mirrored(wanted.image, self.options.mirrors), self.node.path.name)
+        kind = evolve(wanted, files={})
+        if kind.prepare:
+            name = await self.images.get(repr(kind), lambda: self._prepare(kind))
+            kind = evolve(kind, snapshot=name, prepare="")
+        async with self.pool.open(kind) as box:
+            for name, text in wanted.files.items():
+                await box.write(PurePosixPath(name), text.encode())
+            yield box
+
+    async def _prepare(self, kind: ContainerConfig) -> str:
+        network = {} if kind.network != "none" else {"network": self.options.prepare_network}
+        async with self._start(evolve(kind, **network)) as box:
+            return await prepared(box, kind.prepare)
+
+    @asynccontextmanager
+    async def _start(self, wanted: ContainerConfig) -> AsyncIterator[ContainerSandbox]:
+        assert self.node is not None
+        image = wanted.snapshot or mirrored(wanted.image, self.options.mirrors)
+        words = run_words(wanted, image, self.node.path.name)
         container = (await self._call(words, timeout_s=wanted.start_timeout_s)).split()[-1]
         prefix = [self.program, "exec", "-i", "-e", f"{MARK}=1", "-w", wanted.workdir, container]
-        box = ChannelSandbox(
+        box = ContainerSandbox(
             ProcessOpener(prefix),
             PurePosixPath(wanted.workdir),
             int(wanted.output_mib * (1 << 20)),
             partial(self._reach, container, wanted.network),
+            partial(self._keep, container),
         )
-        box.private = True
         try:
-            for name, text in wanted.files.items():
-                await box.write(PurePosixPath(name), text.encode())
             yield box
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
                 await box.close()
                 await self._call(["rm", "-f", "-v", container])
+
+    async def _keep(self, container: str) -> str:
+        """The image of a container as it is now; its name carries the node's, its label the mark of all of ours."""
+        assert self.node is not None
+        name = f"localhost/{KEPT}{self.node.path.name}:{len(self.kept) + 1}"
+        self.kept.append(name)
+        change = f"LABEL {LABEL}={self.node.path.name}"
+        await self._call(["commit", "--change", change, container, name], timeout_s=COMMIT_S)
+        return name
 
     @asynccontextmanager
     async def _reach(self, container: str, network: str, model: ModelEndpoint) -> AsyncIterator[ModelEndpoint]:
@@ -205,18 +276,3 @@ def _labels(text: str) -> list[str]:
     if text.startswith("map["):
         return [part.replace(":", "=", 1) for part in text[4:-1].split(" ")]
     return text.split(",")
-
-
-def _living(root: os.PathLike[str], node: str) -> bool:
-    """Whether the node with this label holds its lock."""
-    try:
-        lock = os.open(os.path.join(root, node, "lock"), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

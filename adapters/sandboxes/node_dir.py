@@ -50,6 +50,21 @@ class NodeFolder:
         os.close(self.lock)
 
 
+def living(root: Path, label: str) -> bool:
+    """Whether the node with this label holds its lock."""
+    try:
+        lock = os.open(root / label / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def reap(root: Path) -> list[str]:
     """Remove what dead nodes left: processes without a namespace of their own, and folders. Gives their labels."""
     reaped = []
