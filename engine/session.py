@@ -51,7 +51,7 @@ async def run_session(parts: SessionParts, row: Mapping[str, Json], *, name: str
     if result.failure is Failure.AGENT and not export.ledger.sampled:
         result = evolve(result, failure=Failure.INFRA)
         error = error or "the agent failed before it asked the model anything: " + str(result.details.get("error"))
-    malformed = sum(turn["problem"] is not None for turn in session.turns)
+    malformed = sum(turn.get("problem") is not None for turn in session.turns)
     tokens, turns = export.ledger.sampled, len(export.fates)
     result = shaped(result, resolved.shaping, tokens=tokens, turns=turns, malformed=malformed)
     return Episode(

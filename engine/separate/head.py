@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from uniagent.engine.separate.shipping import WeightShelf
 
 WATCH_S = 0.25  # between two looks at whether the mesh should change its role
-ASSUMED_SWITCH_S = 1.0  # before one was measured
 LINGER_S = 5.0  # for nodes to hear of the end
 WAIT_S = 5.0  # at most, between two signs of life of a node
 
@@ -51,12 +50,15 @@ class Head:
     _evaluating: bool = False
 
     async def begin(self) -> None:
-        """Gives out the first weights, unless a checkpoint's were, and waits for this job's ranks that roll out."""
+        """Gives out the first weights, unless a checkpoint's were, waits for this job's ranks that roll out, and tries
+        a change of role, there and back, to know what it costs."""
         if self.desk.version < 0:
             weights = await self.node.accelerator.run(self._team.weights, self.node.version)
             await self.ship(weights, self.node.version)
         rank_names = {name_of(rank) for rank in range(self.node.config.placement.train_ranks, world()[1])}
         await self.desk.wait_until(lambda: rank_names <= self.desk.reached(self.node.version))
+        await self._serve(True)
+        await self._serve(False)
 
     async def session(self, row: Mapping[str, Json], sample: int, replica: int) -> Episode:
         """One session of a group, wherever it is done."""
@@ -152,7 +154,7 @@ async def open_head(node: Node, folder: RunFolder) -> AsyncIterator[Head]:
         mesh = frozenset(name_of(rank) for rank in range(train))
         desk = Desk(config.rollout.group_size, config.rollout.lease_s, nursery, mesh)
         shelf = WeightShelf() if config.placement.joining else None
-        roles = Roles(train, ASSUMED_SWITCH_S, since=trio.current_time())
+        roles = Roles(train, 0.0, since=trio.current_time())  # what a switch costs is measured before it counts
         head = node.head = Head(node, desk, roles, moving, shelf)
         server = HeadServer(desk.handle, node.token, dump(config), shelf)
         await nursery.start(server.serve, *formation.door(config, url))

@@ -26,6 +26,7 @@ from uniagent.engine.ports import (
     SessionSampling,
     TaskResult,
 )
+from uniagent.engine.shaping import Shaping
 from uniagent.engine.simulate.costs import Costs
 from uniagent.engine.simulate.tokens import Prompt, as_ids
 from uniagent.engine.simulate.workload import Plan
@@ -157,6 +158,7 @@ class SimulatedTask:
     sandboxes: SimulatedSandboxes
     faults: Mapping[int, str]
     sampling: SessionSampling = field(factory=SessionSampling)
+    shaping: Shaping = field(factory=Shaping)
 
     def as_json(self) -> dict[str, Json]:
         return {}

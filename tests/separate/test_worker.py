@@ -69,6 +69,8 @@ class Stage:
             self.pulls.append(body)
             if not self.answers:
                 await trio.sleep(body["wait_s"])
+            if body["head"] != self.head:
+                raise Unreachable("it went down meanwhile")
             return {"head": self.head, **(self.answers.pop(0) if self.answers else QUIET)}
         if verb == "push" and body["head"] == self.head:
             self.pushed.append((body["head"], body["id"], body["part"]))
