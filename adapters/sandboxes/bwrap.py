@@ -101,7 +101,13 @@ def confine(bwrap: str, config: LocalConfig, *, work: str, tmp: str, run: str, e
     else:
         root, sealed = ["--overlay-src", config.image, "--tmp-overlay", "/"], []
     options = [bwrap, *root, "--proc", "/proc", "--dev", "/dev"]
-    options += ["--ro-bind", run, RUN, "--bind", tmp, "/tmp", "--bind", work, config.workdir]
+    options += ["--ro-bind", run, RUN]
+    if config.disk_mib:
+        for place in ("/dev/shm", "/tmp", config.workdir):
+            options += ["--size", str(config.disk_mib << 20), "--tmpfs", place]
+        options += ["--remount-ro", "/dev"]
+    else:
+        options += ["--bind", tmp, "/tmp", "--bind", work, config.workdir]
     for path in config.read_only:
         options += ["--ro-bind", path, path]
     if config.network == "guarded":

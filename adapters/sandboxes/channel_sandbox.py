@@ -22,7 +22,9 @@ from uniagent.engine.ports import Completed, ModelEndpoint
 TREE_BYTES = 1 << 30  # of a whole tree that is read
 FILES_S = 600.0
 # no link on the way, the last step included
-PLAIN = '[ "$(cd -- "$(dirname -- "$1")" && pwd -P)/$(basename -- "$1")" = "$1" ] && [ ! -L "$1" ] || exit 40; '
+PLAIN = (
+    'P=$(cd -- "$(dirname -- "$1")" && pwd -P); [ "${P%/}/$(basename -- "$1")" = "$1" ] && [ ! -L "$1" ] || exit 40; '
+)
 READ = '[ -d "$1" ] && exit 21; [ -e "$1" ] || exit 2; ' + PLAIN + 'exec head -c "$2" -- "$1"'
 WRITE = 'mkdir -p -- "$(dirname -- "$1")" || exit 1; ' + PLAIN + 'exec cat > "$1"'
 PACK = (

@@ -76,11 +76,11 @@ class AsyncLine(Protocol):
 
 
 class Service(Protocol):
-    """An SDK, on the portal's thread. ``problems``: what its calls raise when they fail; ``refused``: those among them
+    """An SDK, on the portal's thread. ``expected``: what its calls raise when they fail; ``refused``: those among them
     that the user can mend. ``Any`` is the SDK's own sandbox object."""
 
-    problems: tuple[type[Exception], ...]
     refused: tuple[type[Exception], ...]
+    expected: tuple[type[Exception], ...]
 
     async def start(self, config: CloudConfig, labels: Mapping[str, str]) -> Any: ...
     async def line(self, box: Any, command: str) -> AsyncLine: ...
@@ -187,7 +187,7 @@ class CloudProvider:
         assert self.portal is not None
         try:
             return await self.portal.call(function, *arguments)
-        except (*self.service.refused, *self.service.problems, OSError) as problem:
+        except self.service.expected as problem:
             if isinstance(problem, self.service.refused):
                 raise UserError(f"{self.name} refuses: {problem}") from problem
             raise InfraError(f"{self.name}: {type(problem).__name__}: {problem}") from problem

@@ -45,6 +45,11 @@ class LocalConfig:
     read_only: tuple[str, ...] = key((), "more host paths to show inside, read-only, at the same place")
     memory_mib: int | None = key(None, "memory; left out: no limit", at_least=1)
     pids: int | None = key(None, "processes and threads at once; left out: no limit", at_least=4)
+    disk_mib: int | None = key(
+        None, "room in each of the working directory, /tmp and /dev/shm, held in memory; left out: no limit", at_least=1
+    )
+    snapshot: str | None = key(None, "what `snapshot` of a local sandbox gave: start from its files")
+    prepare: str = key("", "commands run once; all sandboxes of the section start from what they left")
     cpu_s: int | None = key(None, "CPU seconds of one process; left out: no limit", at_least=1)
     file_mib: int | None = key(None, "largest file a process may write; left out: no limit", at_least=1)
     output_mib: float = key(1.0, "output kept of one command: its head and its tail", at_least=0.001)
@@ -67,6 +72,10 @@ def local_config(section: Mapping[str, Json]) -> LocalConfig:
             raise UserError("sandbox: image needs isolation = 'bwrap': without it commands see this machine's files")
         if not any(Path(config.image, place).exists() for place in ("bin/bash", "usr/bin/bash")):
             raise UserError(f"sandbox: image = {config.image!r} is no folder of a root file system with bash in it")
+    if config.disk_mib and config.isolation == "none":
+        raise UserError("sandbox: disk_mib needs isolation = 'bwrap': nothing else would hold it")
+    if config.snapshot is not None and not Path(config.snapshot, "work").is_dir():
+        raise UserError(f"sandbox: snapshot = {config.snapshot!r} is no snapshot of this node's local sandboxes")
     for path in config.read_only:
         if not PurePosixPath(path).is_absolute():
             raise UserError(f"sandbox: read_only has {path!r}, which is not an absolute path")

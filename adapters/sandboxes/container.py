@@ -175,8 +175,8 @@ class ContainerProvider:
             yield box
 
     async def _prepare(self, kind: ContainerConfig) -> str:
-        network = {} if kind.network != "none" else {"network": self.options.prepare_network}
-        async with self._start(evolve(kind, **network)) as box:
+        network = self.options.prepare_network if kind.network == "none" else kind.network
+        async with self._start(evolve(kind, network=network)) as box:
             return await prepared(box, kind.prepare)
 
     @asynccontextmanager
@@ -194,11 +194,20 @@ class ContainerProvider:
             partial(self._keep, container),
         )
         try:
+            await self._make_workdir(container, wanted.workdir)
             yield box
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
                 await box.close()
                 await self._call(["rm", "-f", "-v", container])
+
+    async def _make_workdir(self, container: str, path: str) -> None:
+        """Docker would make it at ``run``, Podman does not; where the image's user may not, root makes it."""
+        try:
+            await self._call(["exec", container, "sh", "-c", 'mkdir -p -- "$1" && [ -w "$1" ]', "sh", path])
+        except InfraError:
+            make = 'mkdir -p -- "$1" && chmod 1777 -- "$1"'
+            await self._call(["exec", "-u", "0", container, "sh", "-c", make, "sh", path])
 
     async def _keep(self, container: str) -> str:
         """The image of a container as it is now; its name carries the node's, its label the mark of all of ours."""
@@ -259,7 +268,7 @@ def mirrored(image: str, mirrors: Mapping[str, str]) -> str:
 def run_words(config: ContainerConfig, image: str, node: str) -> list[str]:
     """The words of ``run`` that start a container which waits."""
     words = ["run", "-d", "--rm", "--init", "--label", f"{LABEL}={node}", "--network", config.network]
-    words += ["--pull", config.pull, "-w", config.workdir]
+    words += ["--pull", config.pull]
     words += ["--user", config.user] if config.user else []
     words += ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     words += ["--pids-limit", str(config.pids)] if config.pids else []

@@ -48,7 +48,7 @@ class DaytonaService:
     def __init__(self, sdk: Any) -> None:
         self.sdk = sdk
         self.refused: tuple[type[Exception], ...] = (sdk.DaytonaAuthenticationError, sdk.DaytonaValidationError)
-        self.problems: tuple[type[Exception], ...] = (sdk.DaytonaError,)
+        self.expected: tuple[type[Exception], ...] = (*self.refused, sdk.DaytonaError, OSError)
         self._client: Any = None
 
     @property
@@ -78,7 +78,7 @@ class DaytonaService:
         await box.process.create_session(SESSION)
         request = self.sdk.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
         started = await box.process.execute_session_command(SESSION, request)
-        return _Line(box, started.cmd_id, self.problems)
+        return _Line(box, started.cmd_id, self.expected)
 
     async def stop(self, box: Any) -> None:
         await self.client.delete(box)

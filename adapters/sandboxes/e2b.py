@@ -41,7 +41,7 @@ class E2bService:
     def __init__(self, sdk: Any) -> None:
         self.sdk = sdk
         self.refused: tuple[type[Exception], ...] = (sdk.AuthenticationException, sdk.InvalidArgumentException)
-        self.problems: tuple[type[Exception], ...] = (sdk.SandboxException, httpx.HTTPError)
+        self.expected: tuple[type[Exception], ...] = (*self.refused, sdk.SandboxException, httpx.HTTPError, OSError)
 
     async def start(self, config: CloudConfig, labels: Mapping[str, str]) -> Any:
         if config.cpus or config.memory_mib:
@@ -58,7 +58,7 @@ class E2bService:
         handle = await box.commands.run(
             command, background=True, stdin=True, timeout=0, on_stdout=received.put, retain_output=False
         )
-        return _Line(box, handle, received, self.problems)
+        return _Line(box, handle, received, self.expected)
 
     async def stop(self, box: Any) -> None:
         if isinstance(box, str):

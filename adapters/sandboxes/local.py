@@ -17,6 +17,7 @@ import signal
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 
 import trio
@@ -26,10 +27,12 @@ from uniagent.adapters.options import options
 from uniagent.adapters.sandboxes import bwrap
 from uniagent.adapters.sandboxes.cgroups import Hierarchy, hierarchies, remove_left
 from uniagent.adapters.sandboxes.config import LocalConfig, local_config
-from uniagent.adapters.sandboxes.local_sandbox import LocalSandbox, Place, start_words
+from uniagent.adapters.sandboxes.local_sandbox import ROOT, LocalSandbox, Place, start_words
 from uniagent.adapters.sandboxes.loopback import listen_inside
 from uniagent.adapters.sandboxes.node_dir import MARK, NodeFolder, reap, root_folder
+from uniagent.adapters.sandboxes.pool import PreparedImages
 from uniagent.adapters.sandboxes.processes import marked, send
+from uniagent.adapters.sandboxes.snapshots import prepared
 from uniagent.adapters.sandboxes.starter import Starter
 from uniagent.adapters.sandboxes.trust import PROXY_PORT, write_trust
 from uniagent.engine.config import key
@@ -72,6 +75,7 @@ class LocalProvider:
         self.groups: Mapping[str, Hierarchy] = {}
         self.warm: OrderedDict[str, tuple[LocalConfig, deque[LocalSandbox]]] = OrderedDict()
         self.retired: list[LocalSandbox] = []
+        self.images = PreparedImages()
         self.asked = trio.Event()
         self.died = trio.Event()
         self.authority: Authority | None = None
@@ -123,10 +127,23 @@ class LocalProvider:
         if self.folder is None:
             raise RuntimeError("the local sandbox provider is not running: open it with `async with provider:` first")
         section = {name: value for name, value in config.items() if name not in fields_dict(ProviderOptions)}
-        box = await self._take(local_config({**self.defaults, **section}))
+        wanted = local_config({**self.defaults, **section})
+        if wanted.prepare:
+            kind = evolve(wanted, files={})
+            name = await self.images.get(repr(kind), lambda: self._prepare(kind))
+            wanted = evolve(wanted, snapshot=name, prepare="")
+        box = await self._take(wanted)
         try:
             async with self._way_out(box):
                 yield box
+        finally:
+            self._retire(box)
+
+    async def _prepare(self, kind: LocalConfig) -> str:
+        box = await self._start(kind)
+        try:
+            async with self._way_out(box):
+                return await prepared(box, kind.prepare)
         finally:
             self._retire(box)
 
@@ -170,6 +187,8 @@ class LocalProvider:
             self.program = program = self.program or bwrap.find_bwrap(self.options.bwrap)
         if config.network == "guarded" and self.authority is None:
             await self._make_authority()
+        if config.snapshot and (root := Path(config.snapshot, ROOT)).is_dir():
+            config = evolve(config, image=str(root))
         self.count += 1
         place = Place(self.folder.path, self.pipes.path, self.count)
         try:
@@ -181,6 +200,8 @@ class LocalProvider:
             await self.starter.start(start_words(config, program, place), place.folder, place.pipes)
             if not self.started_once:
                 await self._first_answer(box)
+            if config.disk_mib or config.snapshot:
+                await box.settle()
         except BaseException:
             self._retire(box)
             raise
@@ -267,6 +288,7 @@ def _remove_all(boxes: list[LocalSandbox]) -> None:
     for box in boxes:
         if not box.init.confined:
             send(marked(f"{MARK}={box.place.folder}/".encode()), signal.SIGKILL)
+        box.let_go()
         with suppress(OSError):  # a process that would not die may still write: reaped at the next start
             box.place.remove()
         if box.group is not None:

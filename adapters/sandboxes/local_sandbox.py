@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ STREAM = (
     "printf '%d\n' $R >&14"
 )
 ENDING_POLL_S = 0.002
+KEPT, ROOT = ("work", "tmp"), "root"  # in a snapshot: of the mounts in their order, and of an image
 TREE_BATCH = 64  # files read before other tasks get a turn
 
 
@@ -96,6 +98,15 @@ def way_out(config: LocalConfig) -> Egress:
     return Egress(config.network, Listed(config.allow), pinned)
 
 
+async def _copy(source: str, target: str) -> None:
+    """A tree with its links as they are, without what is mounted in it. Raises InfraError."""
+    words = ["cp", "-a", "-x", "--reflink=auto", "--", source, target]
+    done = await trio.run_process(words, capture_stderr=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise InfraError(f"files of a sandbox could not be copied: {said[-1] if said else done.returncode}")
+
+
 class LocalSandbox:
     """``engine.ports.Sandbox`` on this machine. The file methods raise OSError as the calls of the same name do; a
     symbolic link is never followed (ELOOP)."""
@@ -109,7 +120,9 @@ class LocalSandbox:
         confined = config.isolation == "bwrap"
         self.workdir = PurePosixPath(config.workdir if confined else work)
         self.mounts = {str(self.workdir): work, **({"/tmp": tmp} if confined else {})}
-        self.plant(config.files)
+        self.held: list[int] = []  # directories in memory, seen from here through descriptors
+        if not config.disk_mib:
+            self.plant(config.files)
         limits = bwrap.limits(config, groups)
         self.init = Init(run, bwrap.RUN if confined else run, confined=confined, limits=limits)
         self.group = None
@@ -125,6 +138,36 @@ class LocalSandbox:
     def private(self) -> bool:
         """Whether all that can be written to inside is this sandbox's own."""
         return self.init.confined
+
+    async def settle(self) -> None:
+        """What can only be done once it runs: reach its directories that are in memory; files from a snapshot."""
+        if self.config.disk_mib:
+            pid = await self.init.first()
+            for place in self.mounts:
+                fd = os.open(f"/proc/{pid}/root{place}", os.O_RDONLY | os.O_DIRECTORY)
+                self.held.append(fd)
+                self.mounts[place] = f"/proc/{os.getpid()}/fd/{fd}/."
+        if self.config.snapshot is not None:
+            for place, name in zip(self.mounts, KEPT, strict=False):
+                await _copy(f"{self.config.snapshot}/{name}/.", self.mounts[place])
+        if self.config.disk_mib:
+            self.plant(self.config.files)
+
+    def let_go(self) -> None:
+        """Its directories in memory end with the last descriptor."""
+        while self.held:
+            os.close(self.held.pop())
+
+    async def snapshot(self) -> str:
+        """See ``snapshots``: a folder of the node. With an image the whole root is copied."""
+        kept = f"{self.place.node}/kept-{self.place.number}-{secrets.token_hex(4)}"
+        for (_, host), name in zip(self.mounts.items(), KEPT, strict=False):
+            os.makedirs(f"{kept}/{name}")
+            await _copy(f"{host}/.", f"{kept}/{name}")
+        if self.config.image is not None:
+            os.mkdir(f"{kept}/{ROOT}")
+            await _copy(f"/proc/{await self.init.first()}/root/.", f"{kept}/{ROOT}")
+        return kept
 
     def plant(self, files: Mapping[str, str]) -> None:
         """Write the config's files."""

@@ -38,8 +38,8 @@ class ModalService:
 
     def __init__(self, sdk: Any, app: str) -> None:
         self.sdk, self.app_name = sdk, app
-        self.problems: tuple[type[Exception], ...] = (sdk.exception.Error,)
         self.refused: tuple[type[Exception], ...] = (sdk.exception.AuthError, sdk.exception.InvalidError)
+        self.expected: tuple[type[Exception], ...] = (*self.refused, sdk.exception.Error, OSError)
         self.app: Any = None
 
     async def _app(self) -> Any:

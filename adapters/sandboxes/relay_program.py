@@ -1,5 +1,5 @@
 """Runs inside a sandbox, under its python3 (3.8 or newer, standard library alone): programs and sockets over one pair
-of streams of text lines. ``relay`` is the other end and sends this file's text; nothing here is imported from the package.
+of streams of text lines. ``relay`` is the other end and sends this file's text; nothing of the package is imported.
 
 A line is ``ID VERB [WORDS]``, bytes as base64. Towards here: ``open JSON`` (argv, env, cwd) a program, ``listen`` on
 loopback, ``data B64``, ``eof``, ``ack STREAM N``, ``close``. From here: ``at PORT``, ``taken LISTENER`` for a new

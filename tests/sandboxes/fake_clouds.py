@@ -1,5 +1,5 @@
 """Stands for the SDKs of cloud sandboxes. Every call is bound to the signature of the installed SDK's own function
-first, so a wrong keyword fails here; a machine is a /tmp of its own in bubblewrap, its programs are processes on this host."""
+first, so a wrong keyword fails here; a machine is a /tmp of its own in bubblewrap, its programs are processes here."""
 
 from __future__ import annotations
 

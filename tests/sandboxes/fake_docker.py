@@ -29,7 +29,6 @@ def run(words: list[str]) -> None:
         "--label",
         "--network",
         "--pull",
-        "-w",
         "--user",
         "--memory",
         "--pids-limit",
@@ -38,20 +37,25 @@ def run(words: list[str]) -> None:
         "--entrypoint",
     )
     given, rest = take(words, {**dict.fromkeys(valued, True), "-d": False, "--rm": False, "--init": False})
+    if rest[0].startswith("localhost/uniagent-") and rest[0] not in kept():
+        sys.exit(f"no such image: {rest[0]}")
     if rest[0] == "nosuchimage":
         sys.exit("Unable to find image 'nosuchimage:latest' locally")
     name = f"c{len(list(ROOT.iterdir()))}"
-    (ROOT / name / "work").mkdir(parents=True)
+    if rest[0] in kept():
+        shutil.copytree(ROOT.parent / "images" / kept()[rest[0]], ROOT / name)
+    else:
+        (ROOT / name / "work").mkdir(parents=True)
     (ROOT / name / "given").write_text(json.dumps({"options": given, "image": rest[0], "command": rest[1:]}))
     print(name)
 
 
 def execute(words: list[str]) -> None:
-    given, (name, *argv) = take(words, {"-i": False, "-e": True, "-w": True})
+    given, (name, *argv) = take(words, {"-i": False, "-e": True, "-w": True, "-u": True})
     record = json.loads((ROOT / name / "given").read_text())
     env = [pair.partition("=") for pair in (*record["options"].get("-e", []), *given.get("-e", []))]
     options = ["--dev-bind", "/", "/", "--tmpfs", "/mnt", "--bind", str(ROOT / name / "work"), "/mnt/work"]
-    options += ["--chdir", given["-w"][0], "--setenv", "FAKE_CONTAINER", str(ROOT / name)]
+    options += ["--chdir", given.get("-w", ["/"])[0], "--setenv", "FAKE_CONTAINER", str(ROOT / name)]
     for key, _, value in env:
         options += ["--setenv", key, value]
     bwrap = os.environ["FAKE_BWRAP"]
@@ -77,8 +81,43 @@ def show(words: list[str]) -> None:
         print(folder.name, ",".join(record["options"].get("--label", [])))
 
 
+def kept() -> dict[str, str]:
+    """Images that were committed: name -> folder."""
+    index = ROOT.parent / "images/index"
+    return json.loads(index.read_text()) if index.exists() else {}
+
+
+def commit(words: list[str]) -> None:
+    _, (container, image) = take(words, {"--change": True})
+    images = ROOT.parent / "images"
+    folder = f"i{len(kept())}"
+    shutil.copytree(ROOT / container, images / folder)
+    (images / "index").write_text(json.dumps({**kept(), image: folder}))
+    print("sha256:0")
+
+
+def images(words: list[str]) -> None:
+    given, _ = take(words, {"--filter": True, "--format": True})
+    assert given["--filter"] == ["label=uniagent.node"]
+    print("\n".join(kept()))
+
+
+def forget(words: list[str]) -> None:
+    _, names = take(words, {"-f": False})
+    (ROOT.parent / "images/index").write_text(json.dumps({k: v for k, v in kept().items() if k not in names}))
+
+
 def inspect(words: list[str]) -> None:
     print(os.getppid())  # on the host's network, as every fake container is
 
 
-{"inspect": inspect, "run": run, "exec": execute, "rm": remove, "ps": show}[sys.argv[1]](sys.argv[2:])
+{
+    "commit": commit,
+    "images": images,
+    "rmi": forget,
+    "inspect": inspect,
+    "run": run,
+    "exec": execute,
+    "rm": remove,
+    "ps": show,
+}[sys.argv[1]](sys.argv[2:])

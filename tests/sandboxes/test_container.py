@@ -13,6 +13,7 @@ from uniagent.adapters.sandboxes.bwrap import find_bwrap
 from uniagent.adapters.sandboxes.container import ContainerProvider, _labels, mirrored
 from uniagent.adapters.sandboxes.contract import CHECKS, Check
 from uniagent.adapters.sandboxes.node_dir import NodeFolder
+from uniagent.adapters.sandboxes.snapshots import snapshot
 from uniagent.engine.errors import InfraError, UserError
 
 FAKE = Path(__file__).with_name("fake_docker.py")
@@ -60,7 +61,7 @@ async def test_what_is_asked_for_is_on_the_command_line(docker: Path) -> None:
             assert record["command"] == ["infinity"]
             assert record["options"] == {
                 "-d": [""], "--rm": [""], "--init": [""], "--network": ["none"], "--pull": ["missing"],
-                "--label": [f"uniagent.node={provider.node.path.name}"], "-w": ["/mnt/work"], "--user": ["1000"],
+                "--label": [f"uniagent.node={provider.node.path.name}"], "--user": ["1000"],
                 "--memory": ["512m"], "--pids-limit": ["64"], "--cpus": ["1.5"], "-e": ["A=b c"],
                 "--entrypoint": ["sleep"],
             }  # fmt: skip
@@ -92,6 +93,39 @@ async def test_what_runs_inside_is_ended(docker: Path) -> None:
         listing = (await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=10)).output
         assert b"sleep 1000" not in listing
         assert (await shell.run("echo back", timeout_s=10)).output == b"back\n"
+
+
+async def test_a_snapshot_is_a_start(docker: Path) -> None:
+    index = docker.parent / "images/index"
+    async with ContainerProvider() as provider:
+        async with provider.open(SECTION) as box:
+            await box.write(box.workdir / "state", b"kept")
+            name = await snapshot(box)
+        async with provider.open({"snapshot": name, "workdir": "/mnt/work"}) as box:
+            assert await box.read(box.workdir / "state") == b"kept"
+        assert list(json.loads(index.read_text())) == [name]
+    assert not json.loads(index.read_text()), "removed with the provider"
+
+
+async def test_snapshots_of_a_dead_node_are_removed(docker: Path) -> None:
+    index = docker.parent / "images/index"
+    index.parent.mkdir()
+    index.write_text(json.dumps({"localhost/uniagent-123-dead:1": "i0"}))
+    async with ContainerProvider():
+        assert not json.loads(index.read_text())
+
+
+async def test_prepared_and_kept_warm(docker: Path) -> None:
+    section = {**SECTION, "prepare": "echo $RANDOM$RANDOM > made"}
+    async with ContainerProvider({"warm": 1}) as provider:
+        seen = set()
+        for number in range(3):
+            async with provider.open({**section, "files": {"n": str(number)}}) as box:
+                seen.add(await box.read(box.workdir / "made"))
+                assert await box.read(box.workdir / "n") == str(number).encode()
+        assert len(seen) == 1
+        networks = [json.loads(p.read_text())["options"]["--network"] for p in docker.glob("*/given")]
+        assert ["bridge"] not in networks, "only what prepares has a network"
 
 
 async def test_an_image_that_cannot_be_had_is_told(docker: Path) -> None:
