@@ -193,12 +193,18 @@ async def open_node(
             f"engine.name = {config.engine.name!r} cannot be trained with: its weights are out of reach; it serves "
             "uniagent eval. Train with 'transformers' or 'vllm'"
         )
+    separate = config.rollout.mode == "separate" and (trains or not leads)
+    if separate and not steps:
+        raise UserError(
+            f"engine.name = {config.engine.name!r} with these options runs in a process of its own, and a separate run "
+            "puts new weights into engines of its ranks: use one in this process (vllm: engine.options.process = "
+            "'inline')"
+        )
     async with Accelerator.start() as accelerator, trio.open_nursery() as nursery, AsyncExitStack() as engines:
         if leads:
             await nursery.start(watch_signals, stop)
         lag = Lag()
         nursery.start_soon(watch_lag, lag)
-        separate = config.rollout.mode == "separate" and (trains or not leads)
         shared = getattr(factory, "shares_module", True) and (not trains or shares_module(config)) and not separate
         codec = Codec.from_folder(folder, parser=config.model.parser)
         core = team = canary = moving = ranks = None

@@ -32,6 +32,7 @@ def job(ranks: int, **environment: str) -> dict[str, str]:
         (run(2), job(2), "all ranks would train"),
         (run(4, joining=True), job(3), "the job has 3 ranks"),
         (run(1), job(4, GROUP_WORLD_SIZE="2"), "rollout.bind is not set"),
+        (evolve(run(), engine=config.Engine(options={"tensor_parallel": 2})), job(2), "engine of its own"),
         (evolve(run(3), learner=config.Learner(context_parallel=2)), job(4), "does not divide the 3 ranks"),
     ],
 )
