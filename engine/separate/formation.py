@@ -44,8 +44,8 @@ def refuse(config: RunConfig, environment: Mapping[str, str] = os.environ) -> No
     for option in ("tensor_parallel", "pipeline_parallel"):
         if config.engine.options.get(option, 1) != 1:
             raise UserError(
-                f"engine.options.{option} = {config.engine.options[option]!r}: in a separate run every rank has an engine "
-                "of its own; leave it out"
+                f"engine.options.{option} = {config.engine.options[option]!r}: in a separate run every rank has an "
+                "engine of its own; leave it out"
             )
     hosts = int(environment.get("GROUP_WORLD_SIZE", "1"))
     if hosts > 1 and not config.rollout.bind:
