@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import statistics
@@ -16,12 +17,16 @@ from attrs import asdict, frozen
 
 from uniagent.adapters.sandboxes.bwrap import find_bwrap
 from uniagent.adapters.sandboxes.cgroups import CONTROLLERS, hierarchies
-from uniagent.adapters.sandboxes.container import find_program
+from uniagent.adapters.sandboxes.cloud import CloudOptions
+from uniagent.adapters.sandboxes.container import ContainerProvider, find_program
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.adapters.sandboxes.node_dir import reap, root_folder
 from uniagent.engine.errors import InfraError, UserError
+from uniagent.engine.registry import load
 
 STARTS, COMMANDS = 20, 50
+CLOUD_STARTS = 2
+CLOUDS = ("modal", "e2b", "daytona")
 
 
 @frozen
@@ -43,6 +48,9 @@ def main(argv: Sequence[str]) -> int:
         command = commands.add_parser(name, help=about)
         command.add_argument("--json", action="store_true", help="the result as one JSON line on standard output")
         command.add_argument("--root", help="root of [sandbox.options.local], where it is set")
+        if name == "doctor":
+            command.add_argument("--image", help="image reference: time containers of it too")
+            command.add_argument("--cloud", action="store_true", help="time sandboxes of cloud services too; they cost")
     arguments = parser.parse_args(argv)
     return _doctor(arguments) if arguments.command == "doctor" else _reap(arguments)
 
@@ -50,14 +58,30 @@ def main(argv: Sequence[str]) -> int:
 def _reap(arguments: argparse.Namespace) -> int:
     roots = dict.fromkeys([root_folder(arguments.root), root_folder(fast=True)])
     labels = [label for root in roots for label in reap(root)]
+    labels += trio.run(_reap_elsewhere, _people(arguments))
     print(f"removed {len(labels)}: {', '.join(labels) or 'nothing was left behind'}", file=_people(arguments))
     if arguments.json:
         print(json.dumps({"reaped": labels}))
     return 0
 
 
+async def _reap_elsewhere(out: Any) -> list[str]:
+    """Of every backend that can be asked: providers remove what dead nodes left when they are entered."""
+    labels: list[str] = []
+    for name in ("container", *CLOUDS):
+        provider: Any = ContainerProvider() if name == "container" else load("sandboxes", name)()
+        try:
+            async with provider:
+                labels += provider.reaped
+        except UserError:  # not there, or not set up
+            continue
+        except InfraError as problem:
+            print(f"{name}: {problem}", file=out)
+    return labels
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
-    findings = trio.run(_examine, arguments.root)
+    findings = trio.run(_examine, arguments.root, arguments.image, arguments.cloud)
     out = _people(arguments)
     for finding in findings:
         speed = f"start {finding.start_ms:.1f} ms, command {finding.command_ms:.2f} ms" if finding.start_ms else ""
@@ -70,17 +94,34 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0 if any(f.works for f in findings) else 1
 
 
-async def _examine(root: str | None) -> list[Finding]:
-    return [await _local("bwrap", root), await _local("none", root), await _container(), _ssh()]
+async def _examine(root: str | None, image: str | None = None, cloud: bool = False) -> list[Finding]:
+    found = [await _local("bwrap", root), await _local("none", root), await _container(image), _ssh()]
+    return [*found, *[await _cloud(name, cloud) for name in CLOUDS]]
 
 
-async def _container() -> Finding:
+async def _cloud(name: str, start: bool) -> Finding:
+    """Its SDK and its credentials; started only where that is asked for."""
+    try:
+        importlib.import_module(f"uniagent.adapters.sandboxes.{name}").connect(CloudOptions())
+        if not start:
+            return Finding(name, True, detail="the SDK and credentials are there; --cloud starts sandboxes")
+        return Finding(name, True, *await measure(load("sandboxes", name)(), {}, CLOUD_STARTS))
+    except (UserError, InfraError) as problem:
+        return Finding(name, False, advice=str(problem))
+
+
+async def _container(image: str | None) -> Finding:
     try:
         program = find_program(None)
         done = await trio.run_process([program, "version"], capture_stdout=True, capture_stderr=True, check=False)
     except (UserError, OSError) as problem:
         return Finding("container", False, advice=str(problem))
     said = done.stderr.decode(errors="replace").strip()
+    if image and done.returncode == 0:
+        try:
+            return Finding("container", True, *await measure(ContainerProvider(), {"image": image}), program)
+        except (UserError, InfraError) as problem:
+            return Finding("container", False, detail=program, advice=str(problem))
     return Finding("container", done.returncode == 0, detail=program, advice=said if done.returncode else "")
 
 
@@ -94,7 +135,7 @@ async def _local(isolation: str, root: str | None) -> Finding:
     name = f"local ({isolation})"
     options: dict[str, Any] = {"isolation": isolation, "warm": 0, **({"root": root} if root else {})}
     try:
-        starts, commands = await measure(options)
+        starts, commands = await measure(LocalProvider(options), {})
     except (UserError, InfraError) as problem:
         return Finding(name, False, advice=str(problem))
     if isolation == "none":
@@ -108,16 +149,16 @@ async def _local(isolation: str, root: str | None) -> Finding:
     return Finding(name, True, starts, commands, f"{find_bwrap()}; control groups: {held}", advice)
 
 
-async def measure(options: dict[str, Any]) -> tuple[float, float]:
+async def measure(provider: Any, section: dict[str, Any], count: int | None = None) -> tuple[float, float]:
     """(milliseconds from open to the end of a first command, milliseconds of a command), medians."""
     starts, commands = [], []
-    async with LocalProvider(options) as provider:
-        for _ in range(STARTS):
+    async with provider:
+        for _ in range(count or STARTS):
             began = time.perf_counter()
-            async with provider.open({}) as box:
+            async with provider.open(section) as box:
                 await (await box.shell()).run("true", timeout_s=30)
                 starts.append(time.perf_counter() - began)
-        async with provider.open({}) as box:
+        async with provider.open(section) as box:
             shell = await box.shell()
             for _ in range(COMMANDS):
                 began = time.perf_counter()

@@ -145,6 +145,7 @@ class CloudProvider:
         self.pool = WarmPool(self._start, self.options.warm, lambda box: box.relay.lost is None)
         self.images = PreparedImages()
         self.kept: list[str] = []
+        self.reaped: list[str] = []  # labels of what dead nodes left
         self.portal: Portal | None = None
 
     async def __aenter__(self) -> CloudProvider:
@@ -198,6 +199,7 @@ class CloudProvider:
         for label, box in await self._ask(self.service.labelled):
             if label.startswith(mine) and not living(root, label.removeprefix(mine)):
                 await self._ask(self.service.stop, box)
+                self.reaped.append(label)
                 log.warning("ended a %s sandbox of a node that crashed (%s)", self.name, label)
 
     # ------------------------------------------------------------ opening

@@ -102,6 +102,7 @@ class ContainerProvider:
         self.pool = WarmPool(self._start, self.options.warm)
         self.images = PreparedImages()
         self.kept: list[str] = []
+        self.reaped: list[str] = []  # containers and snapshots of nodes that are dead
         self.node: NodeFolder | None = None
         self.program = ""
 
@@ -142,11 +143,13 @@ class ContainerProvider:
             node = next((p.partition("=")[2] for p in _labels(labels) if p.startswith(f"{LABEL}=")), "")
             if node and not living(root, node):
                 await self._call(["rm", "-f", container])
+                self.reaped.append(container)
                 log.warning("removed container %s of a node that crashed", container)
         listed = await self._call(["images", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}"])
         for image in listed.split():
             if not living(root, image.rpartition("/")[2].partition(":")[0].removeprefix(KEPT)):
                 await self._call(["rmi", "-f", image])
+                self.reaped.append(image)
                 log.warning("removed snapshot %s of a node that crashed", image)
 
     @asynccontextmanager

@@ -12,6 +12,15 @@ from uniagent.adapters.sandboxes import cli
 from uniagent.adapters.sandboxes.node_dir import NodeFolder
 
 
+@pytest.fixture(autouse=True)
+def nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No container engine and no credentials."""
+    for name in ("MODAL_TOKEN_ID", "E2B_API_KEY", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN", "MODAL_CONFIG_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("uniagent.adapters.sandboxes.container.PROGRAMS", ("nosuchengine",))
+
+
 def test_doctor_says_what_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, confined: None
 ) -> None:
@@ -25,6 +34,9 @@ def test_doctor_says_what_works(
     assert found["local (bwrap)"]["start_ms"] > 0
     assert found["local (none)"]["detail"].startswith("no confinement")
     assert "local (bwrap)" in captured.err
+    for name, variable in (("modal", "MODAL_TOKEN_ID"), ("e2b", "E2B_API_KEY"), ("daytona", "DAYTONA_API_KEY")):
+        advice = found[name]["advice"]
+        assert variable in advice or f"uniagent[{name}]" in advice
 
 
 def test_doctor_gives_the_way_out_where_it_does_not(
@@ -47,4 +59,4 @@ def test_reap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.close(dead.lock)
     assert cli.main(["reap", "--root", str(tmp_path), "--json"]) == 0
     assert dead.path.name in json.loads(capsys.readouterr().out)["reaped"]
-    assert not list(tmp_path.iterdir())
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
