@@ -100,3 +100,35 @@ def test_a_mesh_of_two_ranks_serves_where_nobody_else_does(quickstart: Any, tmp_
         assert jobs.steps(run)[-1]["mesh/switches"] >= 3  # there and back for each batch
     assert len(jobs.steps(run)) == 2
     assert set(jobs.trained(run).values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_node_outlives_a_head_that_is_killed_and_goes_on(quickstart: Any, tmp_path: Path) -> None:
+    run, port = tmp_path / "run", jobs.free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = [
+        *scripted_run.files(tmp_path, wait_s=0.2),
+        "engine.options={step_s=0.02}",
+        "run.steps=12",
+        "checkpoint.every=2",
+        "rollout.mode=separate",
+        "rollout.lease_s=5",
+        f"rollout.head_url={url}",
+        "placement.joining=true",
+    ]
+    command = quickstart.command(run, *settings)
+    with jobs.started(jobs.rollout(url), tmp_path / "node.log") as node:
+        with jobs.started(command, tmp_path / "first.log") as first:
+
+            def joined() -> bool:
+                return bool(lines := jobs.steps(run)) and lines[-1]["nodes/rollout"] == 1 and len(lines) >= 4
+
+            jobs.wait_for(joined, first, node, logs=tmp_path)
+            os.killpg(first.pid, signal.SIGKILL)
+        resumed = [part if part != "--run-dir" else "--resume" for part in command]
+        with jobs.started(resumed, tmp_path / "second.log") as second:
+            assert second.wait(timeout=280) == 0, jobs.told(tmp_path)
+        assert node.wait(timeout=60) == 0, jobs.told(tmp_path)
+    assert jobs.steps(run)[-1]["step"] == 12
+    assert jobs.steps(run)[-1]["nodes/rollout"] == 1
+    assert set(jobs.trained(run).values()) == {1}
