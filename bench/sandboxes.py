@@ -1,18 +1,20 @@
 """Speed of the sandbox backends that work here, beside swe-rex's local deployment on the same commands.
 
-    python bench/sandboxes.py [--quick] [--out PATH] [--swe-rex PYTHON]
+    python bench/sandboxes.py [--quick] [--out PATH] [--swe-rex PYTHON] [--container SECTION]
 
 ``--swe-rex`` names an interpreter that has swe-rex (``pip install swe-rex`` into an environment of its own); without
-one ``vs_swe_rex`` is null. The last line printed is JSON. Times: start_ms and start_p99_ms from opening a sandbox to
-the end of its first command; start_200_s the same for 200 opened together; exec_ms and exec_p99_ms one command in the
-persistent shell, program_ms one program beside it; up_50_s and down_50_s 50 MiB; teardown_200_s closing 200 until
-nothing of them is left; cpu_ms this process's CPU for a sandbox's life with two commands.
+one ``vs_swe_rex`` is null. ``--container`` is the JSON of a sandbox section with an image: the container backend too,
+with fewer repetitions and 20 together. The last line printed is JSON. Times: start_ms and start_p99_ms from opening a
+sandbox to the end of its first command; start_200_s the same for 200 opened together; exec_ms and exec_p99_ms one
+command in the persistent shell, program_ms one program beside it; up_50_s and down_50_s 50 MiB; teardown_200_s
+closing 200 until nothing of them is left; cpu_ms this process's CPU for a sandbox's life with two commands.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from typing import Any
 
 import trio
 
+from uniagent.adapters.sandboxes.container import ContainerProvider
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.engine.errors import InfraError, UserError
 
@@ -70,20 +73,21 @@ def spread(seconds: list[float]) -> tuple[float, float]:
     return 1e3 * statistics.median(ordered), 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
-async def local(isolation: str, starts: int, commands: int, together: int, mib: int) -> dict[str, float]:
-    """All figures of the local backend."""
+async def figures(
+    provider: Any, section: dict[str, Any], starts: int, commands: int, together: int, mib: int
+) -> dict[str, float]:
+    """All figures of one backend. A local provider buries what is closed in the background: waited for."""
     found: dict[str, float] = {}
-    options = {"isolation": isolation, "warm": 0}
-    async with LocalProvider(options) as provider:
+    async with provider:
 
         async def first_command() -> None:
-            async with provider.open({}) as box:
+            async with provider.open(section) as box:
                 await (await box.shell()).run("true", timeout_s=60)
 
         await first_command()
         found["start_ms"], found["start_p99_ms"] = spread([await timed(first_command) for _ in range(starts)])
 
-        async with provider.open({}) as box:
+        async with provider.open(section) as box:
             shell = await box.shell()
             runs = [await timed(lambda: shell.run("true", timeout_s=60)) for _ in range(commands)]
             found["exec_ms"], found["exec_p99_ms"] = spread(runs)
@@ -99,7 +103,7 @@ async def local(isolation: str, starts: int, commands: int, together: int, mib: 
         async with AsyncExitStack() as stack:
 
             async def open_one() -> None:
-                box = await stack.enter_async_context(provider.open({}))
+                box = await stack.enter_async_context(provider.open(section))
                 await (await box.shell()).run("true", timeout_s=120)
 
             async def open_all() -> None:
@@ -109,13 +113,13 @@ async def local(isolation: str, starts: int, commands: int, together: int, mib: 
 
             found[f"start_{together}_s"] = await timed(open_all)
             began = time.perf_counter()
-        while provider.retired:
+        while getattr(provider, "retired", None):
             await trio.sleep(0.002)
         found[f"teardown_{together}_s"] = time.perf_counter() - began
 
         cpu = time.process_time()
         for _ in range(starts):
-            async with provider.open({}) as box:
+            async with provider.open(section) as box:
                 shell = await box.shell()
                 await shell.run("ls", timeout_s=60)
                 await shell.run("true", timeout_s=60)
@@ -139,14 +143,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, the same fields")
     parser.add_argument("--out", type=Path, help="also write the JSON line here")
     parser.add_argument("--swe-rex", default=sys.executable, metavar="PYTHON", help="an interpreter with swe-rex")
+    parser.add_argument("--container", metavar="SECTION", help="a sandbox section as JSON: measure containers too")
     arguments = parser.parse_args()
     starts, commands, mib = (20, 200, 10) if arguments.quick else (200, 2000, 50)
     backends: dict[str, dict[str, float]] = {}
     for isolation in ("bwrap", "none"):
         try:
-            backends[f"local-{isolation}"] = trio.run(local, isolation, starts, commands, 200, mib)
+            provider = LocalProvider({"isolation": isolation, "warm": 0})
+            backends[f"local-{isolation}"] = trio.run(figures, provider, {}, starts, commands, 200, mib)
         except (UserError, InfraError) as problem:
             print(f"local-{isolation}: {problem}", file=sys.stderr)
+    if arguments.container:
+        section = json.loads(arguments.container)
+        backends["container"] = trio.run(figures, ContainerProvider(), section, starts // 20, commands // 4, 20, mib)
     other = swe_rex(arguments.swe_rex, 20 if arguments.quick else 200, 5 if arguments.quick else 20)
     versus = None
     if other is not None and (ours := backends.get("local-bwrap")):
@@ -154,8 +163,8 @@ def main() -> None:
                   "exec_times_faster": other["exec_ms"] / ours["exec_ms"]}  # fmt: skip
 
     print(f"{'':<20}" + "".join(f"{name:>16}" for name in backends))
-    for field in next(iter(backends.values()), {}):
-        print(f"{field:<20}" + "".join(f"{figures[field]:>16.3f}" for figures in backends.values()))
+    for field in dict.fromkeys(field for found in backends.values() for field in found):
+        print(f"{field:<20}" + "".join(f"{found.get(field, math.nan):>16.3f}" for found in backends.values()))
     if versus:
         print(f"swe-rex: a session starts in {versus['start_ms']:.0f} ms, a command takes {versus['exec_ms']:.1f} ms")
     line = json.dumps({"bench": "sandboxes", "quick": arguments.quick, "backends": backends, "vs_swe_rex": versus})

@@ -23,6 +23,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "local": "uniagent.adapters.sandboxes.local:LocalProvider",
         "container": "uniagent.adapters.sandboxes.container:ContainerProvider",
         "ssh": "uniagent.adapters.sandboxes.ssh:SshProvider",
+        "runc": "uniagent.adapters.sandboxes.runc:RuncProvider",
         "modal": "uniagent.adapters.sandboxes.modal:ModalProvider",
         "e2b": "uniagent.adapters.sandboxes.e2b:E2bProvider",
         "daytona": "uniagent.adapters.sandboxes.daytona:DaytonaProvider",

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import time
@@ -21,6 +22,7 @@ from uniagent.adapters.sandboxes.cloud import CloudOptions
 from uniagent.adapters.sandboxes.container import ContainerProvider, find_program
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.adapters.sandboxes.node_dir import reap, root_folder
+from uniagent.adapters.sandboxes.runc import RuncProvider
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.registry import load
 
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         command.add_argument("--json", action="store_true", help="the result as one JSON line on standard output")
         command.add_argument("--root", help="root of [sandbox.options.local], where it is set")
         if name == "doctor":
-            command.add_argument("--image", help="image reference: time containers of it too")
+            command.add_argument("--image", help="image reference, or folder of a root: time containers of it too")
             command.add_argument("--cloud", action="store_true", help="time sandboxes of cloud services too; they cost")
     arguments = parser.parse_args(argv)
     return _doctor(arguments) if arguments.command == "doctor" else _reap(arguments)
@@ -68,8 +70,8 @@ def _reap(arguments: argparse.Namespace) -> int:
 async def _reap_elsewhere(out: Any) -> list[str]:
     """Of every backend that can be asked: providers remove what dead nodes left when they are entered."""
     labels: list[str] = []
-    for name in ("container", *CLOUDS):
-        provider: Any = ContainerProvider() if name == "container" else load("sandboxes", name)()
+    for name in ("container", "runc", *CLOUDS):
+        provider: Any = load("sandboxes", name)()
         try:
             async with provider:
                 labels += provider.reaped
@@ -95,8 +97,25 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 async def _examine(root: str | None, image: str | None = None, cloud: bool = False) -> list[Finding]:
-    found = [await _local("bwrap", root), await _local("none", root), await _container(image), _ssh()]
+    found = [
+        await _local("bwrap", root),
+        await _local("none", root),
+        await _container(image),
+        await _runc(image),
+        _ssh(),
+    ]
     return [*found, *[await _cloud(name, cloud) for name in CLOUDS]]
+
+
+async def _runc(image: str | None) -> Finding:
+    """Timed where the image is a folder."""
+    try:
+        if image and os.path.isdir(image):
+            return Finding("runc", True, *await measure(RuncProvider(), {"image": image}))
+        async with RuncProvider() as provider:
+            return Finding("runc", True, detail=provider.program)
+    except (UserError, InfraError) as problem:
+        return Finding("runc", False, advice=str(problem))
 
 
 async def _cloud(name: str, start: bool) -> Finding:
@@ -117,7 +136,7 @@ async def _container(image: str | None) -> Finding:
     except (UserError, OSError) as problem:
         return Finding("container", False, advice=str(problem))
     said = done.stderr.decode(errors="replace").strip()
-    if image and done.returncode == 0:
+    if image and not os.path.isdir(image) and done.returncode == 0:
         try:
             return Finding("container", True, *await measure(ContainerProvider(), {"image": image}), program)
         except (UserError, InfraError) as problem:

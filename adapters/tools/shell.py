@@ -6,6 +6,7 @@ kept short for the model: head and tail, with the number of characters between. 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -27,6 +28,7 @@ class ShellOptions:
 
     as_: str = key("shell", "the name the model sees")
     description: str = key(DESCRIPTION, "what the model is told")
+    env: Mapping[str, str] = key(dict, "environment variables, exported before the first command")
     timeout_s: float = key(60.0, "of one command; then its processes are killed", at_least=0.01)
     max_chars: int = key(10000, "of an observation's output: the rest is cut out of its middle", at_least=16)
     empty: str = key("(no output)", "stands for an empty observation")
@@ -37,6 +39,7 @@ class StatefulShell:
 
     def __init__(self, sandbox: Sandbox, given: Mapping[str, Json]) -> None:
         self.sandbox = sandbox
+        self.fresh = True  # the shell has run nothing of ours
         self.options = options(ShellOptions, given, "tool stateful_shell")
         command = {"type": "string", "description": "the bash command to run"}
         parameters = {
@@ -49,7 +52,10 @@ class StatefulShell:
 
     async def __call__(self, arguments: Mapping[str, Json]) -> Observation:
         shell = await self.sandbox.shell()
+        if self.fresh and (words := [shlex.quote(f"{name}={value}") for name, value in self.options.env.items()]):
+            await shell.run("export " + " ".join(words), timeout_s=self.options.timeout_s)
         done = await shell.run(arguments["command"], timeout_s=self.options.timeout_s)
+        self.fresh = done.restarted
         return Observation(self._text(done), problem="timeout" if done.timed_out else None)
 
     def _text(self, done: Completed) -> str:

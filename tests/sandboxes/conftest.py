@@ -1,8 +1,8 @@
-"""The stand-ins beside the tests are imported by name. Podman's tests are there where UNIAGENT_PODMAN says how."""
+"""The stand-ins beside the tests are imported by name. Podman's and runc's tests need UNIAGENT_PODMAN."""
 
 import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-collect_ignore = [] if os.environ.get("UNIAGENT_PODMAN") else ["test_podman.py"]
+collect_ignore = [] if os.environ.get("UNIAGENT_PODMAN") else ["test_podman.py", "test_runc.py"]

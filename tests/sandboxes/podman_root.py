@@ -26,6 +26,8 @@ ATTEMPTS = ([], ["--runtime=runc", "--ulimit=nofile=4096:4096", "--ulimit=nproc=
 
 def make(root: Path) -> None:
     """A root file system with the programs and what they load."""
+    root.mkdir(exist_ok=True)
+    root.chmod(0o755)
     found = [path for name in PROGRAMS if (path := shutil.which(name, path="/usr/bin:/bin"))]
     listed = subprocess.run(["ldd", *found], capture_output=True, text=True, check=False).stdout
     libraries = {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}

@@ -34,6 +34,16 @@ async def test_observations(done: Completed, text: str, scripted: Callable[..., 
     assert await tool({"command": "c"}) == Observation(text)
 
 
+async def test_environment_is_exported_to_every_fresh_shell(scripted: Callable[..., Any]) -> None:
+    done, lost = Completed(0, b"a\n"), Completed(1, b"", restarted=True)
+    sandbox = scripted(Completed(0, b""), done, lost, Completed(0, b""), done)
+    tool = StatefulShell(sandbox, {"env": {"A": "b c", "D": "1"}})
+    for _ in range(3):
+        await tool({"command": "echo"})
+    export = "export 'A=b c' D=1"
+    assert [command for command, _ in sandbox.script.asked] == [export, "echo", "echo", export, "echo"]
+
+
 async def test_a_time_limit_is_a_problem_with_the_output_so_far(scripted: Callable[..., Any]) -> None:
     sandbox = scripted(Completed(None, b"so far"))
     seen = await StatefulShell(sandbox, {"timeout_s": 5})({"command": "sleep 9"})
