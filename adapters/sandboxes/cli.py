@@ -19,7 +19,7 @@ from attrs import asdict, frozen
 from uniagent.adapters.sandboxes.bwrap import find_bwrap
 from uniagent.adapters.sandboxes.cgroups import CONTROLLERS, hierarchies
 from uniagent.adapters.sandboxes.cloud import CloudOptions
-from uniagent.adapters.sandboxes.container import ContainerProvider, find_program
+from uniagent.adapters.sandboxes.container import ContainerProvider
 from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.adapters.sandboxes.node_dir import reap, root_folder
 from uniagent.adapters.sandboxes.runc import RuncProvider
@@ -130,18 +130,15 @@ async def _cloud(name: str, start: bool) -> Finding:
 
 
 async def _container(image: str | None) -> Finding:
+    provider = ContainerProvider()
     try:
-        program = find_program(None)
-        done = await trio.run_process([program, "version"], capture_stdout=True, capture_stderr=True, check=False)
-    except (UserError, OSError) as problem:
-        return Finding("container", False, advice=str(problem))
-    said = done.stderr.decode(errors="replace").strip()
-    if image and not os.path.isdir(image) and done.returncode == 0:
-        try:
-            return Finding("container", True, *await measure(ContainerProvider(), {"image": image}), program)
-        except (UserError, InfraError) as problem:
-            return Finding("container", False, detail=program, advice=str(problem))
-    return Finding("container", done.returncode == 0, detail=program, advice=said if done.returncode else "")
+        if image and not os.path.isdir(image):
+            speed = await measure(provider, {"image": image})
+            return Finding("container", True, *speed, provider.program)
+        async with provider:
+            return Finding("container", True, detail=provider.program)
+    except (UserError, InfraError) as problem:
+        return Finding("container", False, detail=provider.program, advice=str(problem))
 
 
 def _ssh() -> Finding:

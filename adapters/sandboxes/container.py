@@ -107,7 +107,7 @@ class ContainerProvider:
         self.program = ""
 
     async def __aenter__(self) -> ContainerProvider:
-        self.program = find_program(self.options.program)
+        self.program = await self._choose()
         root = root_folder(fast=True) / "nodes-of-containers"
         root.mkdir(exist_ok=True)
         await self._reap(root)
@@ -134,6 +134,18 @@ class ContainerProvider:
                     await self._call(["rmi", "-f", image])
                 except InfraError as problem:
                     log.warning("snapshot %s stays: %s", image, problem)
+
+    async def _choose(self) -> str:
+        """The program; where both are installed and none was chosen, the first whose engine answers."""
+        installed = [path for name in PROGRAMS if (path := shutil.which(name))]
+        if self.options.program is None and len(installed) > 1:
+            for self.program in installed:
+                try:
+                    await self._call(["ps", "-q"])
+                    return self.program
+                except InfraError as problem:
+                    log.info("%s is not used: %s", self.program, problem)
+        return find_program(self.options.program)
 
     async def _reap(self, root: Path) -> None:
         """Remove the containers and snapshots of nodes that are dead."""

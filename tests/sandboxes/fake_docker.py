@@ -41,7 +41,7 @@ def run(words: list[str]) -> None:
         sys.exit(f"no such image: {rest[0]}")
     if rest[0] == "nosuchimage":
         sys.exit("Unable to find image 'nosuchimage:latest' locally")
-    name = f"c{len(list(ROOT.iterdir()))}"
+    name = f"c{os.getpid()}"
     if rest[0] in kept():
         shutil.copytree(ROOT.parent / "images" / kept()[rest[0]], ROOT / name)
     else:

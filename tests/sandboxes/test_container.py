@@ -172,3 +172,17 @@ def test_labels_of_both_engines() -> None:
     assert _labels("a=1,uniagent.node=x") == ["a=1", "uniagent.node=x"]
     assert _labels("map[a:1 uniagent.node:x]") == ["a=1", "uniagent.node=x"]
     assert _labels('{"uniagent.node": "x"}') == ["uniagent.node=x"]
+
+
+async def test_an_engine_that_does_not_answer_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, code in (("docker", 1), ("podman", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("uniagent.adapters.sandboxes.container.root_folder", lambda fast: tmp_path)
+    async with ContainerProvider() as provider:
+        assert provider.program == f"{tmp_path}/podman"
+    async with ContainerProvider({"program": str(tmp_path / "podman")}) as provider:
+        assert provider.program == f"{tmp_path}/podman"
