@@ -239,12 +239,13 @@ class CloudProvider:
             self.nursery.start_soon(_within, carrying, relay.run)
             with trio.CancelScope(deadline=began + config.start_timeout_s):
                 await relay.ready.wait()
-            if not relay.ready.is_set() or relay.lost is not None:
+                if relay.lost is None:
+                    await relay.enter(config.workdir)
+            if relay.folder is None:
                 raise InfraError(
                     f"no program runs in the {self.name} sandbox: {relay.lost or 'no answer'}; the image needs bash, "
                     "coreutils and python3"
                 )
-            await relay.enter(config.workdir)
             yield CloudSandbox(relay, config, lambda: self._keep(machine))
         finally:
             carrying.cancel()

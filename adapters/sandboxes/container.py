@@ -158,8 +158,9 @@ class ContainerProvider:
                 self.reaped.append(container)
                 log.warning("removed container %s of a node that crashed", container)
         listed = await self._call(["images", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}"])
-        for image in listed.split():
-            if not living(root, image.rpartition("/")[2].partition(":")[0].removeprefix(KEPT)):
+        for image in listed.split():  # what was built from a snapshot has its label, but a name of its own
+            name = image.rpartition("/")[2].partition(":")[0]
+            if name.startswith(KEPT) and not living(root, name.removeprefix(KEPT)):
                 await self._call(["rmi", "-f", image])
                 self.reaped.append(image)
                 log.warning("removed snapshot %s of a node that crashed", image)

@@ -26,6 +26,7 @@ from uniagent.engine.errors import InfraError
 from uniagent.engine.ports import ModelEndpoint
 
 WINDOW, PIECE = 1 << 18, 1 << 15  # as in relay_program
+SEND_S = 60.0  # of one call that carries lines
 READY = "uniagent relay ready"
 
 
@@ -142,12 +143,16 @@ class Relay:
         async with self._idle:
             if self._sending:
                 text, self._sending = "".join(self._sending), []
-                with trio.CancelScope(shield=True):  # half a line would be the end of all
+                # shielded: half a line would be the end of all
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + SEND_S) as limit:
                     try:
                         await self.line.send(text)
                     except InfraError as problem:
                         self._lose(str(problem))
                         raise
+                if limit.cancelled_caught:
+                    self._lose(f"the sandbox took nothing for {SEND_S:g} s")
+                    self.check()
 
     async def open(self, argv: Sequence[str]) -> RelayChannel:
         channel = RelayChannel(self, self._name())

@@ -110,9 +110,9 @@ async def test_a_snapshot_is_a_start(docker: Path) -> None:
 async def test_snapshots_of_a_dead_node_are_removed(docker: Path) -> None:
     index = docker.parent / "images/index"
     index.parent.mkdir()
-    index.write_text(json.dumps({"localhost/uniagent-123-dead:1": "i0"}))
+    index.write_text(json.dumps({"localhost/uniagent-123-dead:1": "i0", "built/from:it": "i1", "<none>:<none>": "i2"}))
     async with ContainerProvider():
-        assert not json.loads(index.read_text())
+        assert list(json.loads(index.read_text())) == ["built/from:it", "<none>:<none>"]
 
 
 async def test_prepared_and_kept_warm(docker: Path) -> None:
