@@ -7,6 +7,8 @@ connection, ``data STREAM B64``, ``end STREAM``, ``code N``, ``ack 0 N``. Each s
 way that were not acknowledged, so one that nobody reads holds no other up. Ids of connections begin with t.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import itertools
@@ -17,14 +19,16 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 WINDOW, PIECE = 1 << 18, 1 << 15
 lock = threading.Lock()
-channels = {}
+channels: dict[str, Channel] = {}
 numbers = itertools.count(1)
 
 
-def say(*words):
+def say(*words: object) -> None:
     text = " ".join(str(word) for word in words) + "\n"
     with lock:
         sys.stdout.write(text)
@@ -34,22 +38,22 @@ def say(*words):
 class Sender:
     """One stream from here, within its window."""
 
-    def __init__(self, name, stream, read):
+    def __init__(self, name: str, stream: int, read: Callable[[int], bytes]) -> None:
         self.name, self.stream, self.read = name, stream, read
         self.room, self.changed = WINDOW, threading.Condition()
         self.closed = False
 
-    def allow(self, count):
+    def allow(self, count: int) -> None:
         with self.changed:
             self.room += count
             self.changed.notify()
 
-    def close(self):
+    def close(self) -> None:
         with self.changed:
             self.closed = True
             self.changed.notify()
 
-    def run(self):
+    def run(self) -> None:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.room > 0 or self.closed)
@@ -70,14 +74,21 @@ class Sender:
 class Channel:
     """What is fed from the other end, and what is sent to it."""
 
-    def __init__(self, name, write, end_input, senders, end):
+    def __init__(
+        self,
+        name: str,
+        write: Callable[[bytes], None],
+        end_input: Callable[[], None],
+        senders: dict[int, Sender],
+        end: Callable[[], None],
+    ) -> None:
         self.name, self.write, self.end_input, self.senders, self.end = name, write, end_input, senders, end
-        self.input = queue.Queue()
+        self.input: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self.feed, daemon=True).start()
         for sender in senders.values():
             threading.Thread(target=sender.run, daemon=True).start()
 
-    def feed(self):
+    def feed(self) -> None:
         while True:
             data = self.input.get()
             try:
@@ -90,20 +101,20 @@ class Channel:
                 return
             say(self.name, "ack", 0, len(data))
 
-    def close(self):
+    def close(self) -> None:
         self.input.put(None)
         for sender in self.senders.values():
             sender.close()
         self.end()
 
 
-def write_all(fd, data):
+def write_all(fd: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
 
 
-def start(name, asked):
+def start(name: str, asked: dict[str, Any]) -> None:
     env = dict(os.environ)
     env.update(asked["env"])
     pipe = subprocess.PIPE
@@ -126,14 +137,17 @@ def start(name, asked):
         say(name, "code", 127)
         return
 
-    def end():
+    def end() -> None:
         if process.poll() is None:
             process.kill()
 
-    def watch():
+    def watch() -> None:
         code = process.wait()
         say(name, "code", 128 - code if code < 0 else code)
 
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     out, err = process.stdout.fileno(), process.stderr.fileno()
     senders = {
         1: Sender(name, 1, lambda room: os.read(out, room)),
@@ -141,19 +155,18 @@ def start(name, asked):
     }
     write = process.stdin.fileno()
     channel = Channel(name, lambda data: write_all(write, data), process.stdin.close, senders, end)
-    channel.process = process
     channels[name] = channel
     threading.Thread(target=watch, daemon=True).start()
 
 
-def listen(name):
+def listen(name: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     listeners[name] = listener
     say(name, "at", listener.getsockname()[1])
     threading.Thread(target=accept, args=(name, listener), daemon=True).start()
 
 
-def accept(name, listener):
+def accept(name: str, listener: socket.socket) -> None:
     while True:
         try:
             connection, _ = listener.accept()
@@ -161,23 +174,23 @@ def accept(name, listener):
             return
         there = f"t{next(numbers)}"
 
-        def end_input(connection=connection):
+        def end_input(connection: socket.socket = connection) -> None:
             connection.shutdown(socket.SHUT_WR)
 
-        def end(connection=connection):
-            for act in (lambda: connection.shutdown(socket.SHUT_RDWR), connection.close):
-                with contextlib.suppress(OSError):
-                    act()
+        def end(connection: socket.socket = connection) -> None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
         senders = {1: Sender(there, 1, connection.recv)}
         say(there, "taken", name)
         channels[there] = Channel(there, connection.sendall, end_input, senders, end)
 
 
-listeners = {}
+listeners: dict[str, socket.socket] = {}
 
 
-def main():
+def main() -> None:
     print("uniagent relay ready", flush=True)
     for line in sys.stdin:
         name, verb, *rest = line.split()
@@ -205,4 +218,5 @@ def main():
     os._exit(0)
 
 
-main()
+if __name__ == "__main__":
+    main()
