@@ -74,7 +74,7 @@ def test_a_file_names_only_what_differs(write: Write) -> None:
         ('[model]\npath = "builtin:tiny"', ['model.path = "builtin:tiny"', "tiny-shell"]),
         ('[model]\npath = "no/such"', ['model.path = "no/such"', "no/such' does not exist", "builtin:NAME"]),
         ('[tasks]\nfile = "task.yaml"', ['tasks.file = "task.yaml"', "there is no file", "did you mean 'tasks.yaml'?"]),
-        ('[tasks]\ndata = "x.jsonl"', ['tasks.data = "x.jsonl"', "neither a file", " (as NAME/SPLIT)"]),
+        ('[tasks]\ndata = "x.jsonl"', ['tasks.data = "x.jsonl"', "neither a file", "shell_quest", "(as NAME/SPLIT)"]),
         ("[rollout]\nmax_sessions = 3", ["rollout.max_sessions = 3", "rollout.group_size (8)"]),
     ],
 )
