@@ -22,7 +22,7 @@ from attrs import asdict
 from uniagent.engine.ports import Json
 from uniagent.engine.providers import NodeProviders
 from uniagent.tasks.check import Checked, check_samples
-from uniagent.tasks.check_judge import Judge, agreement, endpoint, opinion
+from uniagent.tasks.check_judge import agreement, endpoint, opinion
 from uniagent.tasks.config import TaskConfigResolver
 from uniagent.tasks.data import samples
 
@@ -45,9 +45,10 @@ def main(argv: Sequence[str]) -> int:
     checking.add_argument("--json", action="store_true", help="print the summary as one JSON line, last")
     args = parser.parse_args(argv)
     rows = list(islice(samples(args.data, seed=args.seed), args.n))
-    judge = endpoint("judge", args.judge, args.judge_model, args.judge_key, max(args.judge_runs, 1))
+    judge = endpoint("judge", args.judge, args.judge_model, args.judge_key)
     resolver = TaskConfigResolver.from_file(args.tasks)
-    checked = trio.run(_check, rows, resolver, max(args.runs, 1), max(args.jobs, 1), judge)
+    ask = partial(opinion, judge=judge, runs=max(args.judge_runs, 1)) if judge else None
+    checked = trio.run(_check, rows, resolver, max(args.runs, 1), max(args.jobs, 1), ask)
     report = markdown(args.data, checked)
     print(report)
     if args.out:
@@ -58,12 +59,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _check(
-    rows: Sequence[Mapping[str, Json]], resolver: TaskConfigResolver, runs: int, jobs: int, judge: Judge | None
+    rows: Sequence[Mapping[str, Json]], resolver: TaskConfigResolver, runs: int, jobs: int, ask: Any
 ) -> list[Checked]:
     async with trio.open_nursery() as nursery, httpx.AsyncClient() as client:
-        ask = partial(opinion, client, judge) if judge else None
         providers = NodeProviders(nursery, {})
-        checked = await check_samples(rows, resolver, providers, runs=runs, at_once=jobs, ask=ask)
+        asked = partial(ask, client) if ask else None
+        checked = await check_samples(rows, resolver, providers, runs=runs, at_once=jobs, ask=asked)
         nursery.cancel_scope.cancel()
     return checked
 

@@ -18,8 +18,9 @@ import httpx
 import trio
 from attrs import field, frozen
 
-from uniagent.engine.errors import UserError
+from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import Json
+from uniagent.tasks.endpoint import Answer, Endpoint, ask
 
 CLEAR, UNTRACED = "traced", "untraced"
 PROMPT = """You check whether a programming task is fair. Below are its statement, and the hidden tests that decide.
@@ -43,18 +44,6 @@ Answer with one JSON object and nothing else:
 
 
 @frozen
-class Judge:
-    """``base_url`` ends before /v1. ``runs`` answers are taken for each sample."""
-
-    base_url: str
-    model: str
-    api_key: str = field(default="", repr=False)
-    runs: int = 3
-    temperature: float = 1.0
-    timeout_s: float = 300.0
-
-
-@frozen
 class Reading:
     """One answer: ``traced`` by test, sentences where it named them, contradictory readings."""
 
@@ -75,7 +64,7 @@ class Opinion:
     tokens: int = 0
 
 
-def endpoint(option: str, url: str | None, model: str, key: str | None, runs: int = 3) -> Judge | None:
+def endpoint(option: str, url: str | None, model: str, key: str | None) -> Endpoint | None:
     """From a command's options --OPTION, --OPTION-model and --OPTION-key (a variable's name). Raises UserError."""
     if url is None:
         return None
@@ -83,44 +72,45 @@ def endpoint(option: str, url: str | None, model: str, key: str | None, runs: in
         raise UserError(f"--{option} needs --{option}-model, the name of the model at that endpoint")
     if key is not None and key not in os.environ:
         raise UserError(f"--{option}-key names the environment variable {key}, which is not set")
-    return Judge(url, model, os.environ[key] if key else "", runs)
+    return Endpoint(url, model, api_key_env=key or "", timeout_s=300.0)
 
 
-async def opinion(client: httpx.AsyncClient, judge: Judge, statement: str, tests: Mapping[str, str]) -> Opinion:
-    """Raises UserError where the endpoint refuses or cannot be reached."""
+async def opinion(
+    client: httpx.AsyncClient, statement: str, tests: Mapping[str, str], *, judge: Endpoint, runs: int
+) -> Opinion:
+    """From ``runs`` answers. Raises UserError where the endpoint refuses or cannot be reached."""
     shown = "\n\n".join(f"## {name}\n\n```python\n{text}\n```" for name, text in tests.items())
     prompt = PROMPT.format(statement=statement, tests=shown)
-    answers: list[tuple[Reading | None, int]] = []
+    answers: list[Answer] = []
+    problems: list[UserError] = []
 
     async def one(seed: int) -> None:
-        text, tokens = await ask(client, judge, prompt, seed)
-        answers.append((read(text, list(tests)), tokens))
+        try:
+            answers.append(await answered(client, judge, prompt, seed=seed))
+        except UserError as problem:
+            problems.append(problem)
+            nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for seed in range(judge.runs):
+        for seed in range(runs):
             nursery.start_soon(one, seed)
-    readings = tuple(reading for reading, _ in answers if reading is not None)
+    if problems:
+        raise problems[0]
+    readings = tuple(r for r in (read(answer.text, list(tests)) for answer in answers) if r is not None)
     most = len(readings) / 2
     untraced = tuple(test for test in tests if sum(not r.traced[test] for r in readings) > most)
     torn = [reading for reading in readings if reading.contradictions]
     contradictions = tuple(torn[0].contradictions) if len(torn) > most else ()
-    return Opinion(untraced, contradictions, readings, len(answers) - len(readings), sum(n for _, n in answers))
+    tokens = sum(a.tokens_in + a.tokens_out for a in answers)
+    return Opinion(untraced, contradictions, readings, len(answers) - len(readings), tokens)
 
 
-async def ask(client: httpx.AsyncClient, judge: Judge, prompt: str, seed: int) -> tuple[str, int]:
-    """(the answer's text, tokens of both ways)."""
-    body = {"model": judge.model, "messages": [{"role": "user", "content": prompt}], "temperature": judge.temperature,
-            "seed": seed}  # fmt: skip
-    headers = {"Authorization": f"Bearer {judge.api_key}"} if judge.api_key else {}
-    url = f"{judge.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+async def answered(client: httpx.AsyncClient, endpoint: Endpoint, prompt: str, *, seed: int) -> Answer:
+    """One answer, for a command: an endpoint that stays away is the user's to mend."""
     try:
-        answer = await client.post(url, json=body, headers=headers, timeout=judge.timeout_s)
-        answer.raise_for_status()
-        found = answer.json()
-        text = found["choices"][0]["message"]["content"] or ""
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as problem:
-        raise UserError(f"the model at {url} gave no answer: {problem!r}; check the address and the model") from None
-    return str(text), int((found.get("usage") or {}).get("total_tokens") or 0)
+        return await ask(client, endpoint, prompt, seed=seed)
+    except InfraError as problem:
+        raise UserError(f"{problem}; check the address and the model") from None
 
 
 def read(text: str, tests: Sequence[str]) -> Reading | None:

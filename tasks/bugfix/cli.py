@@ -22,8 +22,9 @@ from uniagent.tasks.bugfix.generate import Generator, Wanted
 from uniagent.tasks.bugfix.project import Project, files_of, make_runtime
 from uniagent.tasks.bugfix.recipe import Recipe, write
 from uniagent.tasks.bugfix.writer import rewritten
-from uniagent.tasks.check_judge import Judge, endpoint
+from uniagent.tasks.check_judge import endpoint
 from uniagent.tasks.config import SandboxConfig, TaskConfig
+from uniagent.tasks.endpoint import Endpoint
 
 OPTIONS = {"output_mib": 64.0, "memory_mib": 4096, "pids": 256}
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if recipe.repairs else 1
 
 
-async def make(project: Project, wanted: Wanted, jobs: int, writer: Judge | None = None) -> Recipe:
+async def make(project: Project, wanted: Wanted, jobs: int, writer: Endpoint | None = None) -> Recipe:
     files = await trio.to_thread.run_sync(files_of, project)
     await trio.to_thread.run_sync(make_runtime, project.requires)
     place.refuse_installed(files.packages)

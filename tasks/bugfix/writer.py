@@ -9,7 +9,8 @@ from __future__ import annotations
 import httpx
 
 from uniagent.tasks.bugfix.recipe import Repair
-from uniagent.tasks.check_judge import Judge, ask
+from uniagent.tasks.check_judge import answered
+from uniagent.tasks.endpoint import Endpoint
 
 PROMPT = """Write the issue that a user of a Python library files about the defect below: a title, then a few sentences
 on what was done, what was expected and what came instead, with the calls and values below kept exactly. Name the
@@ -19,10 +20,10 @@ function `{function}`. Do not guess the cause, and do not say how to mend it. An
 """
 
 
-async def rewritten(client: httpx.AsyncClient, endpoint: Judge, repair: Repair) -> str | None:
+async def rewritten(client: httpx.AsyncClient, endpoint: Endpoint, repair: Repair) -> str | None:
     """The issue, or None where it would not do. Raises UserError where the endpoint gives no answer."""
     prompt = PROMPT.format(function=repair.function, statement=repair.statement)
-    text, _ = await ask(client, endpoint, prompt, seed=0)
+    text = (await answered(client, endpoint, prompt, seed=0)).text
     return text.strip() if acceptable(text, repair) else None
 
 

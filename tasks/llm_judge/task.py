@@ -19,7 +19,7 @@ from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import AgentResult, Json, ModelEndpoint, Providers, Sandbox, TaskResult
 from uniagent.tasks.base import run_episode
 from uniagent.tasks.config import TaskConfig
-from uniagent.tasks.llm_judge.endpoint import Answer, Endpoint, ask, cost
+from uniagent.tasks.endpoint import Answer, Endpoint, ask, cost
 from uniagent.tasks.llm_judge.rubric import Rubric, Verdict, grade
 from uniagent.tasks.structure import structure
 from uniagent.tasks.verify import last_words

@@ -13,9 +13,11 @@ import h11
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from uniagent.engine.errors import UserError
-from uniagent.tasks.check_judge import Judge, Opinion, Reading, agreement, fleiss_kappa, opinion, read
+from uniagent.tasks.check_judge import Opinion, Reading, agreement, fleiss_kappa, opinion, read
+from uniagent.tasks.endpoint import Endpoint
 
 TESTS = {"test_a": "assert f(1) == 2", "test_b": "assert f(2) == 3"}
 
@@ -42,7 +44,10 @@ async def endpoint(answers: Iterator[str], seen: list[Any], status: int = 200) -
                 elif isinstance(event, h11.EndOfMessage):
                     break
             seen.append(json.loads(body))
-            message = {"choices": [{"message": {"content": next(answers)}}], "usage": {"total_tokens": 10}}
+            message = {
+                "choices": [{"message": {"content": next(answers)}}],
+                "usage": {"prompt_tokens": 7, "completion_tokens": 3},
+            }
             said = json.dumps(message).encode()
             headers = [("content-length", str(len(said))), ("connection", "close")]
             await stream.send_all(talk.send(h11.Response(status_code=status, headers=headers)) or b"")
@@ -58,7 +63,7 @@ async def endpoint(answers: Iterator[str], seen: list[Any], status: int = 200) -
 async def asked(*answers: str, status: int = 200) -> tuple[Opinion, list[Any]]:
     seen: list[Any] = []
     async with endpoint(itertools.cycle(answers), seen, status) as url, httpx.AsyncClient() as client:
-        said = await opinion(client, Judge(f"{url}/v1", "judge", "key", runs=3), "f adds one.", TESTS)
+        said = await opinion(client, "f adds one.", TESTS, judge=Endpoint(f"{url}/v1", "judge"), runs=3)
     return said, seen
 
 
@@ -81,9 +86,15 @@ async def test_contradictions_need_a_majority_and_talk_without_json_is_counted()
 
 
 async def test_an_endpoint_that_refuses_is_a_mistake_the_user_can_mend() -> None:
-    with pytest.raises(BaseExceptionGroup) as caught:
-        await asked(answer(True, True), status=500)
-    assert caught.group_contains(UserError, match="check the address")
+    with pytest.raises(UserError, match="refuses: status 404"):
+        await asked(answer(True, True), status=404)
+
+
+async def test_an_endpoint_that_stays_away_is_one_too(autojump_clock: trio.testing.MockClock) -> None:
+    away = Endpoint("http://127.0.0.1:1", "judge", retries=1)
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(UserError, match=r"2 attempts.*check the address"):
+            await opinion(client, "f adds one.", TESTS, judge=away, runs=2)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"tests": {"test_a": {"traced": true}}}', '{"tests": []}', "{not json}"])

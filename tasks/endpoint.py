@@ -2,7 +2,7 @@
 
 Any endpoint that speaks chat completions. Invariants: an answer that can come later (429, 5xx, a broken connection) is
 asked for again, with pauses that grow and that ``Retry-After`` may lengthen; what no retry mends is a UserError, and
-retries that are used up are an InfraError. Knows no rubric. The key comes from the environment, so that no config or
+retries that are used up are an InfraError. Knows no question. The key comes from the environment, so that no config or
 record holds it.
 """
 
@@ -44,7 +44,9 @@ class Endpoint:
     def key(self) -> str:
         """Raises UserError when the variable is not set."""
         if self.api_key_env and not os.environ.get(self.api_key_env):
-            raise UserError(f"the environment variable {self.api_key_env} is not set: it holds the judge's API key")
+            raise UserError(
+                f"the environment variable {self.api_key_env} is not set: it holds the API key of the model that is asked"
+            )
         return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
 
@@ -87,12 +89,12 @@ async def ask(client: httpx.AsyncClient, endpoint: Endpoint, prompt: str, *, see
                 return _answer(endpoint, response)
             said = f"status {response.status_code}: {response.text[:200]}"
             if response.status_code not in PASSING and response.status_code < 500:
-                raise UserError(f"the judge at {endpoint.url} refuses: {said}")
+                raise UserError(f"the model at {endpoint.url} refuses: {said}")
             least = _seconds(response.headers.get("retry-after"))
         if attempt < endpoint.retries:
             growing = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * pauses.uniform(0.5, 1.0)
             await trio.sleep(max(growing, min(least, MOST_PAUSE_S)))
-    raise InfraError(f"the judge at {endpoint.url} gave no answer in {endpoint.retries + 1} attempts; the last: {said}")
+    raise InfraError(f"the model at {endpoint.url} gave no answer in {endpoint.retries + 1} attempts; the last: {said}")
 
 
 def _answer(endpoint: Endpoint, response: httpx.Response) -> Answer:
