@@ -44,9 +44,7 @@ class Endpoint:
     def key(self) -> str:
         """Raises UserError when the variable is not set."""
         if self.api_key_env and not os.environ.get(self.api_key_env):
-            raise UserError(
-                f"the environment variable {self.api_key_env} is not set: it holds the API key of the model that is asked"
-            )
+            raise UserError(f"the environment variable {self.api_key_env} is not set: it holds a model's API key")
         return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
 
