@@ -186,4 +186,5 @@ def test_many_random_talks(name: str) -> None:
         talk = Talk(rng, rng.choice(list(WIRES)), CODECS[name](), TreePolicy(rng.choice(["split", "discard"])))
         trio.run(talk.run, 25)
         met.update(talk.met)
-    assert met.keys() >= set(STEPS)
+    unheard = {"demand"} if name == "re-render" else set()  # its template has no words that begin a call
+    assert met.keys() == {*STEPS, *(("refused",) if unheard else ())} - unheard
