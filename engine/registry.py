@@ -65,6 +65,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench",
         "r2e_gym": "uniagent.tasks.swe.r2e_gym:R2eGym",
         "harbor": "uniagent.tasks.harbor.task:Harbor",
+        "kernel": "uniagent.tasks.kernel.task:Kernel",
     },
     "parsers": {
         "auto": "uniagent.adapters.parsers.families:choose",
@@ -98,6 +99,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "swe_rebench": "uniagent.tasks.swe.benchmarks:swe_rebench_samples",
         "r2e_gym": "uniagent.tasks.swe.r2e_gym:r2e_gym_samples",
         "harbor": "uniagent.tasks.harbor.data:samples",
+        "kernel": "uniagent.tasks.kernel.problems:samples",
     },
     "models": {"tiny-shell": "uniagent.tasks.shell_quest.model:folder"},
     "strategies": {

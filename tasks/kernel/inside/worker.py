@@ -1,0 +1,256 @@
+"""Runs an agent's ``ModelNew`` and tells what it gave and what that took. Nothing of the reference is in this process:
+a child of it draws the inputs before the agent's code is loaded, and the file is removed.
+
+The same buffers are filled anew before every call, so that what a kernel remembers by identity or pointer is wrong. What
+a cheat would have to change (torch, Triton, numpy, timers) is noted before the code is loaded and compared after. The
+record is signed with a key from standard input and written to the standard output of before; the process ends there, so
+nothing registered for later can run.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import hmac
+import importlib.util
+import io
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .meter import Meter, kernels_counted, on_device
+from .problem import Reference, built, moved
+
+HOST_READS = ("numpy", "tolist", "__array__", "__dlpack__")  # ways out of torch that no dispatch mode sees
+
+
+class Drawn:
+    """One shape's inputs: for building the model, and for each seed."""
+
+    def __init__(self, seed: int, init_inputs: list[Any], inputs: list[list[Any]]) -> None:
+        self.seed, self.init_inputs, self.inputs = seed, init_inputs, inputs
+
+
+def drawn(code: str, shapes: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Drawn]:
+    found = []
+    for constants in shapes:
+        reference = Reference(code, constants)
+        found.append(Drawn(seeds[0], reference.init_inputs(seeds[0]), [reference.inputs(seed) for seed in seeds]))
+    return found
+
+
+def drawn_elsewhere(path: Path, shapes: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Drawn]:
+    """The same from a forked child; ``path`` is gone afterwards. Raises RuntimeError with what went wrong there."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            made = [vars(one) for one in drawn(path.read_text(encoding="utf-8"), shapes, seeds)]
+            told = io.BytesIO()
+            torch.save(made, told)
+            answer = b"+" + told.getvalue()
+        except BaseException:  # noqa: BLE001, told to the parent
+            answer = b"-" + traceback.format_exc().encode()
+        with os.fdopen(writing, "wb") as out:
+            out.write(answer)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as got:
+        answer = got.read()
+    os.waitpid(child, 0)
+    path.unlink()
+    if not answer.startswith(b"+"):
+        raise RuntimeError(f"the reference gives no inputs: {answer[1:].decode(errors='replace')}")
+    return [Drawn(**one) for one in torch.load(io.BytesIO(answer[1:]), weights_only=True)]
+
+
+# ---------------------------------------------------------------- what the agent's code does
+
+
+def examine(solution: Path, drawn_sets: Sequence[Drawn], device: str, outputs: Path) -> dict[str, Any]:
+    """The record: ``calls`` (shape, seed number, counts, outputs by file), ``flags``, ``error`` where it raised. Outputs
+    are written as bytes into ``outputs``."""
+    record: dict[str, Any] = {"calls": [], "flags": [], "error": None, "seconds": []}
+    flags: list[str] = record["flags"]
+    metered: list[Meter] = []
+    with kernels_counted(lambda: metered[-1] if metered else None), host_reads_noted(metered, flags):
+        kept, notes = known_objects(), list(metered)
+        try:
+            kind = loaded(solution).ModelNew
+            for number, one in enumerate(drawn_sets):
+                model = built(kind, one.init_inputs, one.seed, device)
+                buffers = moved([_copied(value) for value in one.inputs[0]], device)
+                for turn, values in enumerate(one.inputs):
+                    buffers = [_filled(old, new) for old, new in zip(buffers, moved(values, device), strict=True)]
+                    call, given = called(model, buffers, metered, flags, device)
+                    if not all(_same(now, value) for now, value in zip(buffers, moved(values, device), strict=True)):
+                        flags.append("inputs_changed")
+                    files = [written(out, outputs / f"{number}-{turn}-{n}") for n, out in enumerate(given)]
+                    record["calls"].append({"shape": number, "turn": turn, **call.as_json(), "outputs": files})
+                if device != "cpu":
+                    rotated = [moved(values, device) for values in one.inputs]
+                    with torch.no_grad():
+                        record["seconds"].append(on_device(model, rotated))
+        except BaseException:  # noqa: BLE001, whatever an agent's code raises is its own
+            record["error"] = traceback.format_exc()[-4000:]
+        metered[:] = notes
+        record["patched"] = changed_objects(kept)
+    flags += ["patched"] if record["patched"] else []
+    record["flags"] = sorted(set(flags))
+    return record
+
+
+def loaded(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("solution", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["solution"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def called(
+    model: Callable[..., Any], inputs: Sequence[Any], metered: list[Meter], flags: list[str], device: str
+) -> tuple[Meter, list[torch.Tensor]]:
+    """One call under a meter, with copies of what it gave."""
+    meter = Meter(poison=True)
+    metered.append(meter)
+    try:
+        with torch.no_grad(), meter:
+            given = model(*inputs)
+        if device != "cpu":
+            if torch.cuda.current_stream() != torch.cuda.default_stream():
+                flags.append("streams")
+            torch.cuda.synchronize()
+    finally:
+        metered.pop()
+    outputs = list(given) if isinstance(given, (tuple, list)) else [given]
+    if not all(type(out) is torch.Tensor for out in outputs):
+        flags.append("not_a_tensor")  # a subclass could compute when it is looked at
+        return meter, []
+    if not meter.kernels:
+        flags.append("no_kernel")
+    return meter, [out.detach().clone() for out in outputs]
+
+
+@contextmanager
+def host_reads_noted(metered: Sequence[Meter], flags: list[str]) -> Iterator[None]:
+    """A tensor's content that leaves torch during a call sets the flag ``host_reads``."""
+    originals = {name: getattr(torch.Tensor, name) for name in HOST_READS}
+
+    def noted(original: Any) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            if metered:
+                flags.append("host_reads")
+            return original(*args, **kwargs)
+
+        return read
+
+    own = {name: torch.Tensor.__dict__.get(name) for name in HOST_READS}
+    for name, original in originals.items():
+        setattr(torch.Tensor, name, noted(original))
+    try:
+        yield
+    finally:
+        for name, before in own.items():
+            if before is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, before)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _filled(old: Any, new: Any) -> Any:
+    """The old tensor with the new content, where that fits."""
+    if isinstance(new, torch.Tensor) and old.shape == new.shape and old.dtype == new.dtype:
+        return old.copy_(new)
+    return _copied(new)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor):
+        return bool(one == other)
+    return torch.equal(one.nan_to_num() if one.is_floating_point() else one,
+                       other.nan_to_num() if other.is_floating_point() else other)  # fmt: skip
+
+
+def written(tensor: torch.Tensor, path: Path) -> dict[str, Any]:
+    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    path.write_bytes(raw)
+    digest = hashlib.sha256(raw).hexdigest()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"file": path.name, "shape": list(tensor.shape), "dtype": dtype, "sha256": digest}
+
+
+# ---------------------------------------------------------------- what it must leave alone
+
+
+def known_objects() -> dict[tuple[str, str], tuple[Any, Any, Any]]:
+    """Callables of everything that measures or compares, by owner and name, with the code they run."""
+    import triton
+    from triton.runtime import interpreter, jit
+
+    owners: list[Any] = [
+        torch, torch.Tensor, torch.nn.Module, torch.nn.functional, torch.cuda, torch.utils.flop_counter, time, os, json,
+        hashlib, hmac, builtins, np, triton, interpreter, interpreter.InterpreterBuilder, interpreter.GridExecutor,
+        interpreter.ReduceOps, interpreter.ScanOps, jit.JITFunction, Meter, sys.modules[__name__],
+    ]  # fmt: skip
+    found = {}
+    for owner in owners:
+        for name, value in list(vars(owner).items()):
+            if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
+                found[owner.__name__, name] = (owner, value, getattr(value, "__code__", None))
+    return found
+
+
+def changed_objects(kept: Mapping[tuple[str, str], tuple[Any, Any, Any]]) -> list[str]:
+    changed = []
+    for (owner_name, name), (owner, value, code) in kept.items():
+        now = vars(owner).get(name)
+        if now is not value or getattr(now, "__code__", None) is not code:
+            changed.append(f"{owner_name}.{name}")
+    return sorted(changed)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def main() -> None:
+    """argv: a folder with reference.py and solution.py. Standard input: a JSON object with key, shapes, seeds, device.
+    Writes a signed line {"ready": true} before the agent's code is loaded, and the record as the second line."""
+    folder = Path(sys.argv[1])
+    job = json.load(sys.stdin)
+    key = bytes.fromhex(job.pop("key"))
+    told = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        if fd != 2:
+            os.dup2(null, fd)
+    torch.set_num_threads(1)
+
+    def tell(what: Mapping[str, Any]) -> None:
+        body = json.dumps(what).encode()
+        os.write(told, hmac.new(key, body, "sha256").hexdigest().encode() + b" " + body + b"\n")
+
+    sets = drawn_elsewhere(folder / "reference.py", job["shapes"], job["seeds"])
+    outputs = folder / "outputs"
+    outputs.mkdir()
+    tell({"ready": True})
+    tell(examine(folder / "solution.py", sets, job["device"], outputs))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
