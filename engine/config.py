@@ -115,6 +115,12 @@ class Rollout:
         "a group whose outcomes are all equal: shrink leaves its place empty, refill rolls out another",
         choices=("shrink", "refill"),
     )
+    memory_share: float = key(
+        0.0,
+        "no group starts while running sessions are expected to hold more than this share of the engines' KV; 0: no such "
+        "limit",
+        at_least=0,
+    )
     session_timeout_s: float = key(300.0, "wall-clock of one session; then it ends as an agent failure", at_least=1)
     head_url: str = key(
         "", "where the head of a separate run is reached, http://HOST:PORT; empty: MASTER_ADDR and MASTER_PORT + 1"

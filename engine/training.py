@@ -33,6 +33,7 @@ from uniagent.engine.observe.metrics import MetricsFile, of_agents, of_answers, 
 from uniagent.engine.ports import Json
 from uniagent.engine.position import Position, Samples
 from uniagent.engine.rollout.admission import Admission
+from uniagent.engine.rollout.memory import Memory, longest
 from uniagent.engine.rollout.scheduler import Group, Scheduler
 from uniagent.engine.run_folder import RunFolder
 from uniagent.engine.session import SessionParts, run_session
@@ -153,7 +154,18 @@ class Training:
             limit=rollout.max_sessions,
             wanted=self._unwanted,
             returned=self._give_back,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> Memory | None:
+        if not (share := self.node.config.rollout.memory_share):
+            return None
+
+        def total() -> int:  # all nodes have engines alike
+            head = self.node.head
+            return self.node.gate.capacity().kv_total * (max(1, head.desk.others()) if head is not None else 1)
+
+        return Memory(total, share, longest)
 
     def _position(self) -> dict[str, Json]:
         """What a run needs to go on from a checkpoint, beside the trainer's state."""

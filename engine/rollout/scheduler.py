@@ -4,7 +4,8 @@ batches of complete groups.
 Invariants
  - every group that starts ends in exactly one place: a batch, given back (no session counts, or refused by ``wanted``),
    or, after ``close``, ``leftover``;
- - at most ``limit`` sessions run, groups start whole, in the order of the data;
+ - at most ``limit`` sessions run, and no more than ``memory`` has room for where more than one group runs; groups start
+   whole, in the order of the data;
  - a batch is made of the groups that were complete first; no group waits for another;
  - when a batch is asked for and nothing that runs or may start can fill it, ``Starved`` is raised: a deadlock is an
    error, not silence.
@@ -23,6 +24,7 @@ import trio
 from uniagent.engine.episode import Episode
 from uniagent.engine.ports import Json
 from uniagent.engine.rollout.admission import Admission
+from uniagent.engine.rollout.memory import Memory
 
 RunOne = Callable[[Mapping[str, Json], int, int], Awaitable[Episode]]  # (row, sample, replica) -> episode
 Group = Sequence[Episode]
@@ -46,6 +48,7 @@ class Scheduler:
         limit: int,
         wanted: Callable[[Group], str | None],
         returned: Callable[[Group, str], None],
+        memory: Memory | None = None,
     ) -> None:
         if limit < size:
             raise ValueError(f"at most {limit} sessions, but a group has {size}: a group starts whole")
@@ -55,6 +58,7 @@ class Scheduler:
         self._samples, self._run_one = samples, run_one
         self._size, self._limit = size, limit
         self._wanted, self._returned = wanted, returned
+        self._memory = memory
         self._complete: deque[Group] = deque()
         self._changed = trio.Event()
         self._closed = self._dry = False
@@ -65,7 +69,7 @@ class Scheduler:
         try:
             async with trio.open_nursery() as nursery:
                 while not self._closed and not self._dry:
-                    if self.admission.room and self.sessions + self._size <= self._limit:
+                    if self._may_start():
                         following = next(self._samples, None)
                         if following is None:
                             self._dry = True
@@ -103,11 +107,20 @@ class Scheduler:
         self._complete.clear()
         self._notify()
 
+    def _may_start(self) -> bool:
+        """Whether a group has room now, by admission, by number and by memory."""
+        after = self.sessions + self._size
+        if not self.admission.room or after > self._limit:
+            return False
+        return self._memory is None or not self.sessions or self._memory.fits(after)
+
     async def _group(self, sample: int, row: Mapping[str, Json]) -> None:
         episodes: dict[int, Episode] = {}
 
         async def one(replica: int) -> None:
             episodes[replica] = await self._run_one(row, sample, replica)
+            if self._memory is not None:
+                self._memory.note(episodes[replica])
             self.sessions -= 1
             self._notify()
 

@@ -48,6 +48,7 @@ class Scenario:
     staleness_threshold: float = 2.0
     max_staleness: int = 3
     sync_every: int = 1
+    memory_share: float = 0.0  # no limit
     kv: KvPolicy = KvPolicy.RECOMPUTE
     partial_rollout: bool = True
     session_timeout_s: float = 1e6
@@ -101,6 +102,7 @@ def from_config(config: RunConfig, *, seed: int, faults: tuple[Fault, ...] = ())
         staleness_threshold=rollout.staleness_threshold,
         max_staleness=rollout.max_staleness,
         sync_every=rollout.sync_every,
+        memory_share=rollout.memory_share,
         kv=KvPolicy(config.engine.kv),
         partial_rollout=rollout.partial_rollout,
         session_timeout_s=rollout.session_timeout_s,

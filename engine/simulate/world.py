@@ -24,6 +24,7 @@ from uniagent.engine.errors import UserError
 from uniagent.engine.ports import Failure, InferenceEngine, Json
 from uniagent.engine.rollout.admission import Admission
 from uniagent.engine.rollout.gate import GatedEngine
+from uniagent.engine.rollout.memory import Memory
 from uniagent.engine.rollout.router import Router
 from uniagent.engine.rollout.scheduler import Group, Scheduler
 from uniagent.engine.session import SessionParts, run_session
@@ -187,7 +188,12 @@ class World:
             limit=s.max_sessions,
             wanted=self._unwanted,
             returned=lambda group, cause: self._log("returned", group[0].sample, cause),
+            memory=Memory(self._kv, s.memory_share, _length) if s.memory_share else None,
         )
+
+    def _kv(self) -> int:
+        """Of the replicas that always roll out."""
+        return sum(e.costs.kv_tokens for e in self.engines[: self.scenario.rollout_replicas] if not e.lost)
 
     def _plan(self, sample: int, replica: int) -> Plan:
         return self.scenario.workload.plan(self.scenario.seed, sample, replica)
@@ -273,3 +279,7 @@ class World:
 
     def _log(self, *what: Any) -> None:
         self._trace.update(repr((round(trio.current_time(), 6), *what)).encode())
+
+
+def _length(episode: Episode) -> int:
+    return int(episode.turns[0]["context"])
