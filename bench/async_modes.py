@@ -5,8 +5,9 @@ session code on a virtual clock.
 
 Workload ``agentic``: lognormal turns (5 to 100) and tool times, growing fourfold in tokens over the run; ``reasoning``:
 one long answer a session. Modes: ``sync``, ``one_step_off`` and ``fully_async`` (two pools, no change of roles: the
-baselines), ``colocated``, ``separate``. Each mode with two pools gets its best static split, by a sweep over shorter
-runs of the same workload. All have one staleness bound, batch, engine, router and the same sessions. The machine is
+baselines), ``colocated``, ``separate``. Each mode gets its best static split (with two pools) and its best number of
+groups under way (``staleness_threshold``), by trained tokens a second in shorter runs of the same workload. All have one
+staleness bound, batch, engine, router, limit by memory and the same sessions. The machine is
 64 accelerators, simulated as a share of them with that share of the sessions (``weight``). The real part (two cores,
 ``real``) is not measured here: it is null. The last line is JSON.
 """
@@ -32,6 +33,7 @@ from uniagent.engine.simulate.workload import Workload
 from uniagent.engine.simulate.world import simulate
 
 ACCELERATORS = 64
+THRESHOLDS = (2.0, 3.0, 4.0)  # tried for every mode that has one
 COSTS = Costs(  # a dense 14-billion model in bfloat16, two 80 GB accelerators a replica; docs/simulation.md
     accelerators=2,
     prefill_token_s=3.5e-5,
@@ -76,59 +78,71 @@ def scenario(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: C
         seed=seed,
         groups_per_step=groups,
         group_size=8,
-        staleness_threshold=2.0,
+        staleness_threshold=3.0,
+        memory_share=0.5,
         max_staleness=8,
         costs=costs,
         workload=evolve(workload, samples=steps * groups),
     )
 
 
-def best_split(given: Scenario, *, quick: bool) -> Scenario:
-    """The split with the least wall-clock over a shorter run, up to half of the machine for training."""
+def best(given: Scenario, *, quick: bool) -> Scenario:
+    """The split (up to half of the machine for training), and then the threshold, with most trained tokens a second."""
     each = given.costs.accelerators
-    steps = given.steps if quick else given.steps // 10
+    steps = given.steps // 2 if quick else given.steps // 10
     short = evolve(given, steps=steps, workload=evolve(given.workload, samples=steps * given.groups_per_step))
-    splits = range(each, given.accelerators // 2 + each, each)
-    walls = {split: simulate(evolve(short, train_accelerators=split)).wall_s for split in splits}
-    return evolve(given, train_accelerators=min(walls, key=lambda split: walls[split]))
+    chosen: dict[str, Any] = {}
+    if given.mode.pools:
+        splits = range(each, given.accelerators // 2 + each, each)
+        chosen["train_accelerators"] = max(splits, key=lambda n: rate(evolve(short, train_accelerators=n)))
+    if given.mode.stale:
+        chosen["staleness_threshold"] = max(
+            THRESHOLDS, key=lambda t: rate(evolve(short, **chosen, staleness_threshold=t))
+        )
+    return evolve(given, **chosen)
 
 
-def measure(workload: Workload, *, quick: bool, seed: int, costs: Costs) -> tuple[list[Report], dict[str, int]]:
+def rate(scenario: Scenario) -> float:
+    return simulate(scenario).tokens_per_s
+
+
+def measure(workload: Workload, *, quick: bool, seed: int, costs: Costs) -> list[tuple[Report, Scenario]]:
     one = functools.partial(run_mode, workload, quick=quick, seed=seed, costs=costs)
     with ProcessPoolExecutor(2) as pool:
-        done = list(pool.map(one, Mode))
-    return [r for r, _ in done], {r.mode: split for r, split in done if split is not None}
+        return list(pool.map(one, Mode))
 
 
-def run_mode(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: Costs) -> tuple[Report, int | None]:
-    """The mode's run, and its split where it has one."""
-    given = scenario(workload, mode, quick=quick, seed=seed, costs=costs)
-    if mode.pools:
-        given = best_split(given, quick=quick)
+def run_mode(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: Costs) -> tuple[Report, Scenario]:
+    """The mode's run, at its best split and threshold."""
+    given = best(scenario(workload, mode, quick=quick, seed=seed, costs=costs), quick=quick)
     result = simulate(given)
     if result.problems:
         raise AssertionError(f"{mode}: {result.problems}")
-    return result, given.train_accelerators if mode.pools else None
+    return result, given
 
 
-def figures(reports: list[Report], splits: dict[str, int]) -> dict[str, Any]:
+def figures(runs: list[tuple[Report, Scenario]]) -> dict[str, Any]:
+    reports = [r for r, _ in runs]
     wall = {r.mode: r.wall_s for r in reports}
     ceiling = {r.mode: 1 / r.eta for r in reports}
     return {
         r.mode: {
             "wall_s": r.wall_s,
             "eta": r.eta,
+            "eta_admitted": r.eta_admitted,
             "speedup_vs_sync": wall["sync"] / r.wall_s,
             "speedup_vs_fully_async": wall["fully_async"] / r.wall_s,
             "fully_async_ceiling": ceiling["fully_async"],
             "tokens_lost": r.tokens_lost,
             "update_stall": r.update_stall,
             "stale_share": r.stale_tokens / max(1, r.stale_tokens + r.tokens_trained),
-            "idle": r.idle,
-            "train_accelerators": splits.get(r.mode),
+            "gaps": r.gaps,
+            "places": r.places,
+            "train_accelerators": given.train_accelerators if given.mode.pools else None,
+            "staleness_threshold": given.threshold,
             "trace": r.trace,
         }
-        for r in reports
+        for r, given in runs
     }
 
 
@@ -145,11 +159,16 @@ def main() -> int:
     started = time.perf_counter()
     sim: dict[str, Any] = {}
     for name, workload in WORKLOADS.items():
-        reports, splits = measure(workload, quick=args.quick, seed=args.seed, costs=costs)
-        sim[name] = figures(reports, splits)
-        print(f"{name}\n{table(reports)}")
+        runs = measure(workload, quick=args.quick, seed=args.seed, costs=costs)
+        sim[name] = figures(runs)
+        print(f"{name}\n{table([r for r, _ in runs])}")
         for mode, f in sim[name].items():
-            print(f"  {mode:<12} {f['speedup_vs_sync']:.2f} x sync, {f['speedup_vs_fully_async']:.2f} x fully_async")
+            gaps = ", ".join(f"{k} {v:.1%}" for k, v in f["gaps"].items())
+            print(
+                f"  {mode:<12} {f['speedup_vs_sync']:.2f} x sync, {f['speedup_vs_fully_async']:.2f} x fully_async "
+                f"(ceiling {f['fully_async_ceiling']:.2f}); train on {f['train_accelerators']}, threshold "
+                f"{f['staleness_threshold']:g}, stale {f['stale_share']:.2%}; 1 - eta: {gaps}"
+            )
         print()
     shown = scenario(WORKLOADS["agentic"], Mode.SYNC, quick=args.quick, seed=args.seed, costs=costs)
     line = json.dumps(

@@ -117,6 +117,23 @@ def calibrate(run: Path, start: Costs | None = None) -> tuple[Costs, dict[str, f
     return fitted, seen
 
 
+def concurrency(run: Path) -> tuple[float, float]:
+    """(mean requests of a decode step, seconds of one) of a run without evaluations, prefill included.
+
+    A token waits one step, so that the sessions' engine seconds a token are a step's; the device's engine seconds a token
+    are a step's over its batch. ``batch / step_s`` tokens a second is exact; that queues count as batch is not.
+    """
+    summary = json.loads((run / "summary.json").read_text())
+    lines = _lines(run / "episodes.jsonl", "kind")
+    episodes = [e for e in lines if e["kind"] == "episode" and e["use"].get("evaluation") is None]
+    sampled = sum(e["ledger"]["sampled"] for e in episodes)
+    if not sampled or not summary["engine_s"]:
+        raise UserError(f"{run}: its engine sampled nothing in this process: there is no step to measure")
+    step_s = sum(e["timings"]["engine"] for e in episodes) / sampled
+    batch = step_s / (summary["engine_s"] / sampled)
+    return max(1.0, batch), step_s
+
+
 def as_json(costs: Costs) -> dict[str, Any]:
     return asdict(costs)
 

@@ -1,8 +1,9 @@
 """What goes wrong in a simulated run, as data: a JSON list of faults, small enough to shrink and to mail.
 
-``sandbox_dies``, ``sandbox_hangs`` and ``client_gone`` happen to session ``target`` (sample x group_size + replica) at
-its turn ``at``; ``engine_stalls`` (for ``seconds``) and ``replica_lost`` to replica ``target`` at second ``at``;
-``nan_step`` at step ``at``. A fault of something that is not there does nothing.
+``sandbox_dies``, ``sandbox_hangs``, ``sandbox_leaks`` and ``client_gone`` happen to session ``target`` (sample x
+group_size + replica) at its turn ``at``; ``engine_stalls`` (for ``seconds``), ``replica_lost`` (an engine that crashed)
+and ``node_lost`` (the engine, and the sessions that live beside it) to replica ``target`` at second ``at``; ``nan_step``
+and ``slow_disk`` (for ``seconds``) at step ``at``. A fault of something that is not there does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from attrs import asdict, fields, frozen
 
 from uniagent.engine.errors import UserError, nearest
 
-KINDS = ("sandbox_dies", "sandbox_hangs", "client_gone", "engine_stalls", "replica_lost", "nan_step")
+OF_SESSIONS = ("sandbox_dies", "sandbox_hangs", "sandbox_leaks", "client_gone")
+OF_REPLICAS = ("engine_stalls", "replica_lost", "node_lost")
+KINDS = (*OF_SESSIONS, *OF_REPLICAS, "nan_step", "slow_disk")
 
 
 @frozen
@@ -31,7 +34,7 @@ def of_session(faults: Sequence[Fault]) -> dict[int, dict[int, str]]:
     """session -> turn -> kind."""
     found: dict[int, dict[int, str]] = {}
     for fault in faults:
-        if fault.kind in ("sandbox_dies", "sandbox_hangs", "client_gone"):
+        if fault.kind in OF_SESSIONS:
             found.setdefault(fault.target, {})[int(fault.at)] = fault.kind
     return found
 

@@ -103,7 +103,9 @@ class SimulatedGateway:
     asked: int = 0
     ideal: int = 0
     sampled: int = 0
+    lost: int = 0  # sampled by sessions whose node went
     _groups: set[str] = field(factory=set)
+    _going: set[str] = field(factory=set)
 
     def runtime(self, session_id: str) -> dict[str, str]:
         return {"model_name": session_id}
@@ -118,10 +120,18 @@ class SimulatedGateway:
         session = self.open_sessions.pop(session_id)
         self.finished += 1
         self.sampled += session.sampled
+        if session_id in self._going:
+            self._going.remove(session_id)
+            self.lost += session.sampled
         self.forget(session_id)
         discarded = {"aborted": session.aborted} if session.aborted else {}
         ledger = Ledger(session.sampled, session.sampled - session.aborted, 0, discarded)
         return Export((), ("live",) * session.answers, ledger)
+
+    def lose(self, session_id: str) -> None:
+        """What this session has sampled and samples until it ends is lost with its node."""
+        if session_id in self.open_sessions:
+            self._going.add(session_id)
 
     def expect(self, prompt: Prompt, before: int) -> None:
         self.asked += prompt.length
@@ -131,21 +141,24 @@ class SimulatedGateway:
 
 @define(eq=False)
 class SimulatedSandboxes:
-    """Opens sandboxes at the cost model's price; ``open_now`` is 0 at the end of a run that leaks none."""
+    """Opens sandboxes at the cost model's price. One that leaks is closed by its provider, at the end: ``open_now`` is
+    then ``leaked``."""
 
     costs: Costs
     opened: int = 0
     open_now: int = 0
+    leaked: int = 0
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
+    async def open(self, *, leaks: bool = False) -> AsyncIterator[None]:
         self.opened += 1
         self.open_now += 1
         try:
             await trio.sleep(self.costs.sandbox_start_s)
             yield
         finally:
-            self.open_now -= 1
+            self.open_now -= not leaks
+            self.leaked += leaks
 
 
 @frozen(eq=False)
@@ -169,7 +182,7 @@ class SimulatedTask:
     async def run(self, model: ModelEndpoint) -> TaskResult:
         started = trio.current_time()
         try:
-            async with self.sandboxes.open():
+            async with self.sandboxes.open(leaks="sandbox_leaks" in self.faults.values()):
                 finished = await self._turns(model)
         except InfraError as problem:
             return TaskResult(0.0, failure=Failure.INFRA, details={"error": str(problem)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,6 +66,10 @@ class World:
     trained: int = 0
     skipped: int = 0
     bound: float = 0.0
+    admitted: float = 0.0
+    places: dict[str, float] = field(factory=lambda: defaultdict(float))  # seconds
+    _nodes: list[dict[trio.CancelScope, str]] = field(init=False)  # the sessions of each
+    _times: dict[tuple[int, int], tuple[float, float]] = field(factory=dict)
     problems: list[str] = field(factory=list)
     _failed_groups: int = 0
     _trace: Any = field(factory=lambda: hashlib.blake2b(digest_size=16))
@@ -82,6 +86,7 @@ class World:
         s = self.scenario
         serving = s.accelerators // s.costs.accelerators if s.mode is Mode.SEPARATE else s.rollout_replicas
         self.engines = [SimulatedEngine(self.timers, s.costs) for _ in range(serving)]
+        self._nodes = [{} for _ in self.engines]
         self.router = Router(self.engines, s.router)
         self.gate = None if s.partial_rollout else GatedEngine(self.router)
         self.gateway = SimulatedGateway(self.gate or self.router, self.router.forget)
@@ -95,7 +100,7 @@ class World:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.timers.run)
                 for fault in s.faults:
-                    if fault.kind in ("engine_stalls", "replica_lost"):
+                    if fault.kind in faults.OF_REPLICAS:
                         nursery.start_soon(self._break, fault)
                 nursery.start_soon(self.scheduler.run)
                 await self._train()
@@ -113,12 +118,17 @@ class World:
     async def _train(self) -> None:
         s = self.scenario
         nan = {int(f.at) for f in s.faults if f.kind == "nan_step"}
+        slow: dict[int, float] = defaultdict(float)
+        for fault in s.faults:
+            if fault.kind == "slow_disk":
+                slow[int(fault.at)] += fault.seconds
         while self.step < s.steps:
             groups = await self.mesh.batch(s.groups_per_step)
             if s.mode is Mode.ONE_STEP_OFF:  # the weights of the batch before, to roll out the next one with
                 await self._sync()
             tokens = self._consume(groups, skip=self.step in nan)
             await self.mesh.train(tokens)
+            await trio.sleep(slow[self.step])  # a checkpoint, the record
             self.step += 1
             self._log("step", self.step)
             if s.mode is not Mode.ONE_STEP_OFF and self.step % s.sync_every == 0:
@@ -137,6 +147,7 @@ class World:
         """Count a batch's tokens by what becomes of them; the tokens that the learner runs over."""
         s, context, plans = self.scenario, 0, []
         for group in groups:
+            self._place(group)
             for episode in group:
                 if not episode.counts:
                     continue
@@ -152,10 +163,30 @@ class World:
                         self.trained += tokens
                 context += turn["context"]
                 plans.append(self._plan(episode.sample, episode.replica))
-        self.bound += report.bound_s(
-            plans, s.costs, size=s.group_size, accelerators=s.accelerators, max_staleness=s.staleness
-        )
+        known = {"size": s.group_size, "accelerators": s.accelerators, "max_staleness": s.staleness}
+        self.bound += report.bound_s(plans, s.costs, **known)
+        self.admitted += report.admitted_s(plans, s.costs, sessions=self._sessions(), **known) if plans else 0.0
         return context
+
+    def _place(self, group: Group) -> None:
+        """What the sessions of a group did with their places until now."""
+        times = [self._times.pop((e.sample, e.replica)) for e in group]
+        complete = max(end for _, end in times)
+        for episode, (began, ended) in zip(group, times, strict=True):
+            engine = episode.timings["engine"]
+            self.places["engine"] += engine
+            self.places["outside"] += ended - began - engine
+            self.places["siblings"] += complete - ended
+            self.places["buffered"] += trio.current_time() - complete
+
+    def _sessions(self) -> int:
+        """Most sessions under way at once."""
+        return min(self.scheduler.admission.limit * self.scenario.group_size, self.scenario.max_sessions)
+
+    def _emptiest(self) -> int:
+        """The node with fewest sessions; each replica is on one of its own."""
+        alive = [i for i, e in enumerate(self.engines) if not e.lost] or [0]
+        return min(alive, key=lambda i: len(self._nodes[i]))
 
     def _scheduler(self) -> Scheduler:
         s = self.scenario
@@ -165,11 +196,22 @@ class World:
         parts = SessionParts(gateway, tasks, providers, s.session_timeout_s)
 
         async def one(row: Mapping[str, Json], sample: int, replica: int) -> Episode:
-            self.started += 1
+            began = trio.current_time()
             name, place = f"s{sample}-{replica}", {"sample": sample, "replica": replica}
-            episode = await run_session(parts, place, name=name, sample=sample, replica=replica)
+            while True:  # a session whose node is lost begins anew, elsewhere
+                node = self._emptiest()
+                with trio.CancelScope() as life:
+                    self._nodes[node][life] = name
+                    self.started += 1
+                    try:
+                        episode = await run_session(parts, place, name=name, sample=sample, replica=replica)
+                    finally:
+                        del self._nodes[node][life]
+                    break
+                self._log(name, "node_lost")
             ending = str(episode.result.failure or "done")
             self.ended[ending] += 1
+            self._times[sample, replica] = began, trio.current_time()
             self._log(name, ending, episode.export.ledger.sampled)
             return episode
 
@@ -213,7 +255,12 @@ class World:
             return
         engine = self.engines[fault.target]
         self._log(fault.kind, fault.target)
-        if fault.kind == "replica_lost":
+        if fault.kind == "node_lost":
+            engine.lose()
+            for life, name in tuple(self._nodes[fault.target].items()):
+                self.gateway.lose(name)
+                life.cancel()
+        elif fault.kind == "replica_lost":
             engine.lose()
         else:
             engine.pause()
@@ -227,28 +274,38 @@ class World:
         machine = s.accelerators * wall
         engine_s = sum(e.busy_s for e in self.engines) * s.costs.accelerators
         sampled = sum(e.tokens for e in self.engines)
+        prefilled_again = sum(e.prefilled_again for e in self.engines)
         if late := [age for age in self.ages if age > s.staleness]:
             self.problems.append(f"tokens {max(late)} versions old were trained; the bound is {s.staleness}")
+        idle = 1 - (engine_s + self.mesh.learner_s) / machine if wall else 0.0
+        again = prefilled_again * s.costs.prefill_token_s * s.costs.accelerators / machine if wall else 0.0
+        untrained = (engine_s / machine - again) * (1 - self.trained / max(1, sampled)) if wall else 0.0
+        low = 1 - (self.bound / wall if wall else 0.0) - idle - again - untrained
         return report.Report(
             mode=s.mode.value,
             steps=self.step,
             wall_s=wall,
             t_star_s=self.bound,
             eta=self.bound / wall if wall else math.nan,
+            t_admitted_s=self.admitted,
+            eta_admitted=self.admitted / wall if wall else math.nan,
             tokens_per_s=self.trained / wall if wall else math.nan,
             sessions=self.started,
             engine_busy=engine_s / machine if wall else 0.0,
             learner_busy=self.mesh.learner_s / machine if wall else 0.0,
-            idle=1 - (engine_s + self.mesh.learner_s) / machine if wall else 0.0,
+            idle=idle,
+            places={k: v / (self._sessions() * wall) for k, v in sorted(self.places.items())} if wall else {},
+            gaps={"idle": idle, "prefilled_again": again, "untrained": untrained, "low_batch": low},
             staleness=dict(self.ages),
             stale_tokens=self.stale,
             tokens_sampled=sampled,
             tokens_trained=self.trained,
             tokens_lost=0,  # known when everything has ended
-            lost_to_faults=self.router.lost_tokens,
+            lost_to_faults=self.router.lost_tokens + self.gateway.lost,
             update_stall=max(e.paused_s for e in self.engines) / wall if wall else 0.0,
             hit_ratio_of_ideal=sum(e.cached for e in self.engines) / max(1, self.gateway.ideal),
-            prefill_again=sum(e.prefilled_again for e in self.engines),
+            prefill_again=prefilled_again,
+            sandboxes_leaked=self.sandboxes.leaked,
             infra_failures=self.ended[str(Failure.INFRA)],
             agent_failures=self.ended[str(Failure.AGENT)],
             groups_given_back=self.scheduler.admission.given_back,
@@ -262,7 +319,7 @@ class World:
             self.problems.append(f"{self.started} sessions began, {self.gateway.finished} ended")
         if left := sum(e.requests() for e in self.engines):
             self.problems.append(f"{left} requests are left in the engines")
-        if self.sandboxes.open_now:
+        if self.sandboxes.open_now != self.sandboxes.leaked:
             self.problems.append(f"{self.sandboxes.open_now} sandboxes are open")
         if not all(e.balanced() for e in self.engines):
             self.problems.append("KV does not add up")

@@ -75,18 +75,20 @@ def test_the_bound_counts_work_and_the_longest_session() -> None:
 
 SESSION_FAULT = st.builds(
     Fault,
-    kind=st.sampled_from(["sandbox_dies", "sandbox_hangs", "client_gone"]),
+    kind=st.sampled_from(faults.OF_SESSIONS),
     at=st.integers(0, 4),
     target=st.integers(0, 23),
 )
 ENGINE_FAULT = st.builds(
     Fault,
-    kind=st.sampled_from(["engine_stalls", "replica_lost"]),
+    kind=st.sampled_from(faults.OF_REPLICAS),
     at=st.floats(0, 600, allow_nan=False),
     target=st.integers(0, 1),
     seconds=st.floats(0, 300, allow_nan=False),
 )
-STEP_FAULT = st.builds(Fault, kind=st.just("nan_step"), at=st.integers(0, 3))
+STEP_FAULT = st.builds(
+    Fault, kind=st.sampled_from(["nan_step", "slow_disk"]), at=st.integers(0, 3), seconds=st.floats(0, 300)
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,7 +109,11 @@ def test_whatever_goes_wrong_everything_ends_in_one_place(
     try:
         result = simulate(run)
     except UserError as refused:  # nothing works any more, said in words: a legal end
-        if "a whole batch failed" in str(refused) and {f.kind for f in plan} & {"replica_lost", "sandbox_dies"}:
+        if "a whole batch failed" in str(refused) and {f.kind for f in plan} & {
+            "replica_lost",
+            "node_lost",
+            "sandbox_dies",
+        }:
             return
         raise
     assert result.problems == ()
@@ -130,6 +136,15 @@ def test_each_fault_does_what_it_says() -> None:
     lost = run(Fault("replica_lost", 20.0, 0))
     assert lost.lost_to_faults > 0
     assert lost.steps == 3
+    gone = run(Fault("node_lost", 20.0, 0))
+    assert gone.lost_to_faults > 0
+    assert gone.sessions > calm.sessions  # those that lived there began anew
+    assert gone.infra_failures == 0
+    assert gone.steps == 3
+    leaky = run(Fault("sandbox_leaks", 0, 0))
+    assert leaky.sandboxes_leaked == 1
+    assert leaky.wall_s == calm.wall_s
+    assert run(Fault("slow_disk", 1, seconds=50.0)).wall_s == pytest.approx(calm.wall_s + 50)
     nan = run(Fault("nan_step", 1))
     assert 0 < nan.tokens_trained < calm.tokens_trained
     whole = run(Fault("sandbox_dies", 0, 2), Fault("sandbox_dies", 0, 3))
