@@ -1,7 +1,7 @@
 """The sandbox in which kernels run: what is shown inside so that torch and Triton work there.
 
-With the local provider they are those of this node, shown read-only: each package that torch, Triton and numpy need, and
-no other, for what else is installed there may hold the answers. Elsewhere the image has ``python3`` with both.
+With the local provider they are those of this node, shown read-only: each package that torch, Triton and numpy need,
+and no other, for what else is installed there may hold the answers. Elsewhere the image has ``python3`` with both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _local(config: SandboxConfig) -> bool:
 
 @cache
 def needed_packages() -> tuple[str, ...]:
-    """Paths of the installed packages that kernels need, with what those need. Raises UserError when one is not there."""
+    """Paths of the installed packages that kernels need, with what those need. UserError when one is not there."""
     paths: dict[str, None] = {}
     seen: set[str] = set()
     waiting = list(NEEDED)

@@ -23,11 +23,11 @@ HELD_OUT = 5  # one combination of problem and shapes in five
 SHAPES = 2  # of one sample
 FILE = "solution.py"
 INSTRUCTIONS = (
-    "Write a faster version of this PyTorch model with a kernel of your own, in Triton. Put it into the file "
-    "`{file}` of the working directory, as a class `ModelNew` that is built and called like `Model` and gives the same; "
-    "`reference.py` there holds the model. All computing must be in your kernels: PyTorch may allocate, view and move. "
-    "`{file}` may import only torch, Triton, and math, typing, functools and dataclasses. It is judged on fresh inputs"
-    "{shapes}: right first, then fast."
+    "Write a faster version of this PyTorch model with a kernel of your own, in {language}. Put it into the file "
+    "`{file}` of the working directory, as a class `ModelNew` that is built and called like `Model` and gives the "
+    "same; `reference.py` there holds the model. All computing must be in your kernels: PyTorch may allocate, view and "
+    "move. `{file}` may import only torch, Triton, and math, typing, functools and dataclasses. It is judged on fresh "
+    "inputs{shapes}: right first, then fast."
 )
 
 
@@ -52,15 +52,16 @@ def built_in() -> dict[str, Problem]:
 
 
 def samples(
-    split: str, seed: int, *, problems: Sequence[str] | None = None, file: str | None = None
+    split: str, seed: int, *, problems: Sequence[str] | None = None, file: str | None = None, cuda: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """An endless stream of rows over the built-in ``problems`` (names; left out: all), which take turns, with shapes drawn
-    anew; a hash of problem and shapes decides the split. With ``file``: the rows of KernelBench in it, one in five held
-    out. Raises UserError for a split or problem that does not exist."""
+    """An endless stream of rows over the built-in ``problems`` (names; left out: all), which take turns, with shapes
+    drawn anew; a hash of problem and shapes decides the split. With ``file``: the rows of KernelBench in it, one in
+    five held out. ``cuda``: CUDA code is welcome too (on a GPU). Raises UserError for a split or problem
+    that does not exist."""
     if split not in SPLITS:
         raise UserError(f"kernel has no split {split!r}: {nearest(split, SPLITS)}")
     if file is not None:
-        rows = [kernel_bench_row(given, file) for given in rows_of(Path(file))]
+        rows = [kernel_bench_row(given, file, cuda=cuda) for given in rows_of(Path(file))]
         yield from (row for row in rows if _held_out(row) == (split == "heldout"))
         return
     known = built_in()
@@ -70,9 +71,9 @@ def samples(
     draw = random.Random(f"kernel/{split}/{seed}")
     while True:
         for name in problems or known:
-            row = sample(known[name], _shapes(known[name], draw))
+            row = sample(known[name], _shapes(known[name], draw), cuda=cuda)
             while _held_out(row) != (split == "heldout"):
-                row = sample(known[name], _shapes(known[name], draw))
+                row = sample(known[name], _shapes(known[name], draw), cuda=cuda)
             yield row
 
 
@@ -84,7 +85,7 @@ def _shapes(problem: Problem, draw: random.Random) -> list[dict[str, int]]:
     return found
 
 
-def sample(problem: Problem, shapes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+def sample(problem: Problem, shapes: Sequence[Mapping[str, int]], *, cuda: bool = False) -> dict[str, Any]:
     """One built-in problem at some shapes; the constants in the code are those of the first."""
     code = problem.reference
     for constant, value in shapes[0].items():
@@ -92,7 +93,7 @@ def sample(problem: Problem, shapes: Sequence[Mapping[str, int]]) -> dict[str, A
     told = "; ".join(", ".join(f"{name} = {value}" for name, value in shape.items()) for shape in shapes)
     return {
         "name": "kernel",
-        "prompt": [{"role": "user", "content": prompt(code, f", with {told}")}],
+        "prompt": [{"role": "user", "content": prompt(code, f", with {told}", cuda=cuda)}],
         "metadata": {
             "problem_id": problem.name,
             "level": problem.level,
@@ -105,7 +106,7 @@ def sample(problem: Problem, shapes: Sequence[Mapping[str, int]]) -> dict[str, A
     }
 
 
-def kernel_bench_row(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def kernel_bench_row(given: Mapping[str, Any], where: str, *, cuda: bool = False) -> dict[str, Any]:
     """A row of KernelBench's data set (code, level, name, problem_id) as a sample."""
     missing = [key for key in ("code", "name") if not isinstance(given.get(key), str)]
     if missing:
@@ -113,13 +114,15 @@ def kernel_bench_row(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     metadata = {key: given[key] for key in ("code", "level", "name", "problem_id") if key in given}
     return {
         "name": "kernel",
-        "prompt": [{"role": "user", "content": prompt(given["code"])}],
+        "prompt": [{"role": "user", "content": prompt(given["code"], cuda=cuda)}],
         "metadata": {**metadata, "problem_id": str(given.get("problem_id", given["name"]))},
     }
 
 
-def prompt(code: str, shapes: str = "") -> str:
-    return f"{INSTRUCTIONS.format(file=FILE, shapes=shapes)}\n\n```python\n{code.strip()}\n```\n"
+def prompt(code: str, shapes: str = "", *, cuda: bool = False) -> str:
+    language = "Triton, or in CUDA through torch.utils.cpp_extension.load_inline" if cuda else "Triton"
+    told = INSTRUCTIONS.format(file=FILE, shapes=shapes, language=language)
+    return f"{told}\n\n```python\n{code.strip()}\n```\n"
 
 
 def _held_out(row: Mapping[str, Any]) -> bool:

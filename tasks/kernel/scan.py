@@ -50,7 +50,9 @@ def _aliases(tree: ast.AST) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names}
+            found |= {
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+            }
         elif isinstance(node, ast.ImportFrom):
             found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
     return found

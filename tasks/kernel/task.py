@@ -1,13 +1,14 @@
 """kernel: the agent writes ``ModelNew`` into solution.py; it must be right on inputs it has never seen, then fast.
 
-What it left is one file. Its text is scanned; then it runs alone in a fresh sandbox, on inputs drawn from new seeds, and
-a second fresh sandbox, where none of its code ever is, draws the inputs again and compares. A cheat earns 0 and a flag.
-The speed-up is a ratio to the reference: of a counted cost on a CPU (a proxy, see ``inside.meter``), of seconds on a
-GPU; over shapes the geometric mean.
+What it left is one file. Its text is scanned; then it runs alone in a fresh sandbox, on inputs drawn from new seeds,
+and a second fresh sandbox, where none of its code ever is, draws the inputs again and compares. A cheat earns 0 and a
+flag. The speed-up is a ratio to the reference: of a counted cost on a CPU (a proxy, see ``inside.meter``), of seconds
+on a GPU; over shapes the geometric mean.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import math
@@ -34,9 +35,10 @@ from uniagent.tasks.structure import structure
 
 LARGEST = 256 << 10  # bytes of a solution
 OUTPUT_LIMIT = 64 << 20
+INSIDE = "uniagent.tasks.kernel.inside"
 PROGRAMS = ("__init__", "problem", "meter", "worker", "referee")
 CHEATS = ("patched", "no_kernel", "host_reads", "not_a_tensor", "streams", "inputs_changed")  # the worker's flags
-DECOY = '''
+DECOY = """
 import triton
 import triton.language as tl
 
@@ -51,7 +53,7 @@ class ModelNew(Model):
         out = super().forward(*inputs)
         decoy[(1,)](out)
         return out
-'''
+"""
 
 
 @frozen
@@ -115,21 +117,16 @@ class Kernel:
 
     async def judged(self, solution: str) -> TaskResult:
         """The verdict on a text that may run. Raises InfraError for what is not the solution's fault."""
-        job = {
-            "shapes": self.shapes,
-            "seeds": [secrets.randbits(31) for _ in range(self.options.seeds)],
-            "device": self.options.device,
-        }
+        seeds = [secrets.randbits(31) for _ in range(self.options.seeds)]
+        job = {"shapes": self.shapes, "seeds": seeds, "device": self.options.device}
         record, outputs = await self.worked(solution, job)
-        if "calls" not in record:
-            return failed(record["flag"], record["error"])
-        if record["error"]:
-            return failed("raised", record["error"], others=record["flags"])
+        if (settled := over(record)) is not None:
+            return settled
         verdict = await self.compared({**job, "calls": record["calls"]}, outputs)
-        return self.result(record, verdict, job["seeds"])
+        return self.result(record, verdict, seeds)
 
     async def worked(self, solution: str, job: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The worker's record and the outputs it names; without ``calls`` where the solution kept it from writing one."""
+        """The worker's record and the outputs it names; no ``calls`` where the solution kept it from writing one."""
         key = secrets.token_bytes(32)
         async with open_sandbox(self.config, self.providers) as box:
             await self.placed(box, {"reference.py": self.case.code.encode(), FILE: solution.encode()})
@@ -145,6 +142,8 @@ class Kernel:
             for output in (output for call in record["calls"] for output in call["outputs"]):
                 place = box.workdir / "run" / "outputs" / output["file"]
                 outputs[output["file"]] = await box.read(place, limit=OUTPUT_LIMIT)
+                if hashlib.sha256(outputs[output["file"]]).hexdigest() != output["sha256"]:
+                    return {"flag": "forged_outputs", "error": f"{output['file']} is not what the model gave"}, {}
         return record, outputs
 
     async def compared(self, job: Mapping[str, Json], outputs: Mapping[str, bytes]) -> dict[str, Any]:
@@ -159,15 +158,18 @@ class Kernel:
         return verdict
 
     async def placed(self, box: Sandbox, given: Mapping[str, bytes]) -> None:
-        inside = files("uniagent.tasks.kernel.inside")
+        package, inside = PurePosixPath(*INSIDE.split(".")), files(INSIDE)
+        for empty in package.parents:
+            await box.write(box.workdir / "grader" / empty / "__init__.py", b"")
         for name in PROGRAMS:
-            await box.write(box.workdir / "grader" / f"{name}.py", (inside / f"{name}.py").read_bytes())
+            await box.write(box.workdir / "grader" / package / f"{name}.py", (inside / f"{name}.py").read_bytes())
         for name, content in given.items():
             await box.write(box.workdir / "run" / name, content)
 
     async def called(self, box: Sandbox, program: str, job: Mapping[str, Json], timeout_s: float) -> Completed:
-        argv = [python(self.config.sandbox), "-u", "-m", f"grader.{program}", "run"]
-        return await box.exec(argv, stdin=json.dumps(job).encode(), timeout_s=timeout_s, cwd=box.workdir)
+        argv = [python(self.config.sandbox), "-u", "-m", f"{INSIDE}.{program}", str(box.workdir / "run")]
+        stdin = json.dumps(job).encode()
+        return await box.exec(argv, stdin=stdin, timeout_s=timeout_s, cwd=box.workdir / "grader")
 
     # ------------------------------------------------------------ the verdict
 
@@ -186,7 +188,6 @@ class Kernel:
             "seeds": list(seeds),
             "wrong": verdict["wrong"][:5],
             "torch_ops": computed,
-            "patched": record["patched"],
             "reference": verdict["costs"],
             "solution": [{k: v for k, v in call.items() if k != "outputs"} for call in record["calls"]],
         }
@@ -204,7 +205,7 @@ class Kernel:
         return "speedup" if self.options.device != "cpu" else "speedup_proxy"
 
     def speedup(self, record: Mapping[str, Any], verdict: Mapping[str, Any]) -> float:
-        """How many times the reference's cost (a proxy) or seconds are the solution's: the geometric mean over shapes."""
+        """The reference's cost (a proxy) or seconds over the solution's: the geometric mean over shapes."""
         if self.options.device == "cpu":
             reference = [self.cost(one) for one in verdict["costs"]]
             own = [max(self.cost(c) for c in record["calls"] if c["shape"] == n) for n in range(len(self.shapes))]
@@ -216,13 +217,13 @@ class Kernel:
     def cost(self, counted: Mapping[str, Any]) -> float:
         """The proxy, in bytes: traffic, operations at ``flops_per_byte``, and launches."""
         options = self.options
-        launches: float = counted["launches"] * options.launch_bytes
-        return float(counted["bytes"]) + counted["flops"] / options.flops_per_byte + launches
+        computing = float(counted["flops"]) / options.flops_per_byte
+        return float(counted["bytes"]) + computing + float(counted["launches"]) * options.launch_bytes
 
     # ------------------------------------------------------------ checking
 
     def attempts(self) -> Mapping[str, Attempt]:
-        """A kernel that is right and one that is not, where the sample has them; the reference with a kernel beside it."""
+        """A kernel that is right, one that is not, where the sample has them; the reference with a kernel beside it."""
         case = self.case
         found: dict[str, Attempt] = {"reference_called": partial(_writes, f"{case.code}\n{DECOY}")}
         if case.kernel:
@@ -234,12 +235,21 @@ class Kernel:
         return found
 
 
+def over(record: Mapping[str, Any]) -> TaskResult | None:
+    """The result where a worker's record alone settles it. What was counted beside patched functions says nothing."""
+    if "calls" not in record:
+        return failed(record["flag"], record["error"])
+    if record["patched"]:
+        return failed("patched", f"changed: {', '.join(record['patched'])}", others=record["flags"])
+    return failed("raised", record["error"], others=record["flags"]) if record["error"] else None
+
+
 def failed(flag: str, *reasons: str, others: Sequence[str] = ()) -> TaskResult:
     """Nothing earned."""
     details = {"wrong": list(reasons)}
     metrics = {"correct": 0.0}
     components = {"correct": 0.0, "speed": 0.0}
-    flags = (flag, *(one for one in others if one in CHEATS))
+    flags = tuple(dict.fromkeys([flag, *(one for one in others if one in CHEATS)]))
     return TaskResult(0.0, components, outcome=False, flags=flags, metrics=metrics, details=details)
 
 

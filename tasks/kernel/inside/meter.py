@@ -29,13 +29,18 @@ MOVES = {
 }  # fmt: skip
 VIEWS = {"_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "_reshape_alias"}
 INTERPRETERS_OWN = {"new_empty", "set_", "copy_", "empty"}  # how it takes arguments and gives them back
+SEVERAL = {  # floating-point operations per element of what eager PyTorch does in one kernel
+    "_softmax": 5, "_log_softmax": 6, "native_layer_norm": 8, "native_batch_norm": 8, "native_group_norm": 8, "gelu": 8,
+    "silu": 4, "sigmoid": 3, "tanh": 4, "softplus": 4, "mish": 7, "elu": 3, "var": 4, "std": 4, "norm": 2,
+    "linalg_vector_norm": 2, "logsumexp": 4, "hardswish": 4, "rsqrt": 2,
+}  # fmt: skip
 
 
-class Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """``computed`` are torch operations that compute, by name; the rest are totals."""
 
     def __init__(self, *, poison: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.poison, self.launching = poison, False
         self.bytes = self.flops = self.launches = self.kernels = 0
         self.computed: Counter[str] = Counter()
@@ -63,7 +68,8 @@ class Meter(TorchDispatchMode):
         if counted is not None:
             self.flops += int(counted(*args, **kwargs, out_val=out))
         else:
-            self.flops += max((t.numel() for t in (*read, *written)), default=0)
+            name = func._schema.name.partition("::")[2]
+            self.flops += SEVERAL.get(name, 1) * max((t.numel() for t in (*read, *written)), default=0)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -139,7 +145,9 @@ def kernels_counted(current: Callable[[], Meter | None]) -> Iterator[None]:
     wrap(interpreter.GridExecutor, "__call__", launch)
     wrap(JITFunction, "run", launch)
     wrap(builder, "create_masked_load", counting(lambda out, ptrs, mask, *_, **__: (_touched(ptrs, mask, out), 0)))
-    wrap(builder, "create_masked_store", counting(lambda out, ptrs, val, mask, *_, **__: (_touched(ptrs, mask, val), 0)))
+    wrap(
+        builder, "create_masked_store", counting(lambda out, ptrs, val, mask, *_, **__: (_touched(ptrs, mask, val), 0))
+    )
     wrap(builder, "create_atomic_rmw", counting(lambda out, op, ptr, val, mask, *_: (2 * _touched(ptr, mask, val), 0)))
     wrap(builder, "create_atomic_cas", counting(lambda out, ptr, *_: (2 * out.data.nbytes, 0)))
     for name in ("binary_op", "unary_op", "create_fma", "create_erf", "create_rsqrt", "create_fabs"):
@@ -172,7 +180,7 @@ def seconds(
     sets: Sequence[Sequence[Any]],
     *,
     wait: Callable[[], None],
-    flush: Callable[[], None],
+    flush: Callable[[], Any],
     clock: Callable[[], int] = time.perf_counter_ns,
     warm_up: int = 10,
     repeats: int = 50,
@@ -191,6 +199,18 @@ def seconds(
         wait()
         found.append(clock() - started)
     return statistics.median(found) / 1e9
+
+
+def device_kernels(call: Callable[..., Any], inputs: Sequence[Any]) -> int:
+    """Kernels that a call runs on the GPU, but for PyTorch's own: those of CUDA code, which nothing else counts."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call(*inputs)
+        torch.cuda.synchronize()
+    names = [event.name for event in seen.events() or () if event.device_type == DeviceType.CUDA]
+    return sum("at::native" not in name and not name.startswith(("Memcpy", "Memset")) for name in names)
 
 
 def on_device(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> float:

@@ -1,7 +1,7 @@
 """A reference in KernelBench's format: ``class Model``, ``get_inputs()`` and ``get_init_inputs()`` as code text.
 
-``constants`` replace the code's own module-level names, so that one text serves several shapes. Inputs are a function of
-(code, constants, seed).
+``constants`` replace the code's own module-level names, so that one text serves several shapes. Inputs are a function
+of (code, constants, seed).
 """
 
 from __future__ import annotations

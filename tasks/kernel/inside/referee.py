@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from .meter import Meter, on_device
-from .problem import Reference, moved
+from uniagent.tasks.kernel.inside.meter import Meter, on_device
+from uniagent.tasks.kernel.inside.problem import Reference, moved
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}  # both kinds
 

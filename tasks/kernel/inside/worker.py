@@ -1,10 +1,10 @@
 """Runs an agent's ``ModelNew`` and tells what it gave and what that took. Nothing of the reference is in this process:
 a child of it draws the inputs before the agent's code is loaded, and the file is removed.
 
-The same buffers are filled anew before every call, so that what a kernel remembers by identity or pointer is wrong. What
-a cheat would have to change (torch, Triton, numpy, timers) is noted before the code is loaded and compared after. The
-record is signed with a key from standard input and written to the standard output of before; the process ends there, so
-nothing registered for later can run.
+The same buffers are filled anew before every call, so that what a kernel remembers by identity or pointer is wrong.
+What a cheat would have to change (torch, Triton, numpy, timers) is noted before the code is loaded and compared after.
+The record is signed with a key from standard input and written to the standard output of before; the process ends
+there, so nothing registered for later can run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # the first use of a dispatch mode loads it, and it replaces functions of torch then
 
-from .meter import Meter, kernels_counted, on_device
-from .problem import Reference, built, moved
+from uniagent.tasks.kernel.inside.meter import Meter, device_kernels, kernels_counted, on_device
+from uniagent.tasks.kernel.inside.problem import Reference, built, moved
 
 HOST_READS = ("numpy", "tolist", "__array__", "__dlpack__")  # ways out of torch that no dispatch mode sees
 
@@ -77,12 +78,14 @@ def drawn_elsewhere(path: Path, shapes: Sequence[Mapping[str, Any]], seeds: Sequ
 
 
 def examine(solution: Path, drawn_sets: Sequence[Drawn], device: str, outputs: Path) -> dict[str, Any]:
-    """The record: ``calls`` (shape, seed number, counts, outputs by file), ``flags``, ``error`` where it raised. Outputs
-    are written as bytes into ``outputs``."""
+    """The record: ``calls`` (shape, seed number, counts, outputs by file), ``flags``, ``error`` where it raised.
+    Outputs are written as bytes into ``outputs``."""
     record: dict[str, Any] = {"calls": [], "flags": [], "error": None, "seconds": []}
     flags: list[str] = record["flags"]
     metered: list[Meter] = []
     with kernels_counted(lambda: metered[-1] if metered else None), host_reads_noted(metered, flags):
+        if device != "cpu":
+            torch.zeros(1, device=device)  # the first use changes things, too
         kept, notes = known_objects(), list(metered)
         try:
             kind = loaded(solution).ModelNew
@@ -111,7 +114,8 @@ def examine(solution: Path, drawn_sets: Sequence[Drawn], device: str, outputs: P
 
 def loaded(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("solution", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["solution"] = module
     spec.loader.exec_module(module)
@@ -137,7 +141,7 @@ def called(
     if not all(type(out) is torch.Tensor for out in outputs):
         flags.append("not_a_tensor")  # a subclass could compute when it is looked at
         return meter, []
-    if not meter.kernels:
+    if not meter.kernels and (device == "cpu" or not device_kernels(model, inputs)):
         flags.append("no_kernel")
     return meter, [out.detach().clone() for out in outputs]
 
@@ -235,9 +239,8 @@ def main() -> None:
     key = bytes.fromhex(job.pop("key"))
     told = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        if fd != 2:
-            os.dup2(null, fd)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
     torch.set_num_threads(1)
 
     def tell(what: Mapping[str, Any]) -> None:
