@@ -36,7 +36,7 @@ from uniagent.tasks.structure import structure
 LARGEST = 256 << 10  # bytes of a solution
 OUTPUT_LIMIT = 64 << 20
 INSIDE = "uniagent.tasks.kernel.inside"
-PROGRAMS = ("__init__", "problem", "meter", "worker", "referee")
+PROGRAMS = ("__init__", "problem", "meter", "watch", "worker", "referee")
 CHEATS = ("patched", "no_kernel", "host_reads", "not_a_tensor", "streams", "inputs_changed")  # the worker's flags
 DECOY = """
 import triton

@@ -203,13 +203,12 @@ def seconds(
 
 def device_kernels(call: Callable[..., Any], inputs: Sequence[Any]) -> int:
     """Kernels that a call runs on the GPU, but for PyTorch's own: those of CUDA code, which nothing else counts."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as seen:
         call(*inputs)
         torch.cuda.synchronize()
-    names = [event.name for event in seen.events() or () if event.device_type == DeviceType.CUDA]
+    names = [event.name for event in seen.events() or () if event.device_type.name == "CUDA"]
     return sum("at::native" not in name and not name.startswith(("Memcpy", "Memset")) for name in names)
 
 

@@ -9,7 +9,6 @@ there, so nothing registered for later can run.
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import hmac
 import importlib.util
@@ -17,21 +16,17 @@ import io
 import json
 import os
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch._dynamo  # the first use of a dispatch mode loads it, and it replaces functions of torch then
 
 from uniagent.tasks.kernel.inside.meter import Meter, device_kernels, kernels_counted, on_device
 from uniagent.tasks.kernel.inside.problem import Reference, built, moved
-
-HOST_READS = ("numpy", "tolist", "__array__", "__dlpack__")  # ways out of torch that no dispatch mode sees
+from uniagent.tasks.kernel.inside.watch import changed_objects, host_reads_noted, known_objects
 
 
 class Drawn:
@@ -146,32 +141,6 @@ def called(
     return meter, [out.detach().clone() for out in outputs]
 
 
-@contextmanager
-def host_reads_noted(metered: Sequence[Meter], flags: list[str]) -> Iterator[None]:
-    """A tensor's content that leaves torch during a call sets the flag ``host_reads``."""
-    originals = {name: getattr(torch.Tensor, name) for name in HOST_READS}
-
-    def noted(original: Any) -> Any:
-        def read(*args: Any, **kwargs: Any) -> Any:
-            if metered:
-                flags.append("host_reads")
-            return original(*args, **kwargs)
-
-        return read
-
-    own = {name: torch.Tensor.__dict__.get(name) for name in HOST_READS}
-    for name, original in originals.items():
-        setattr(torch.Tensor, name, noted(original))
-    try:
-        yield
-    finally:
-        for name, before in own.items():
-            if before is None:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, before)
-
-
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
@@ -196,36 +165,6 @@ def written(tensor: torch.Tensor, path: Path) -> dict[str, Any]:
     digest = hashlib.sha256(raw).hexdigest()
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"file": path.name, "shape": list(tensor.shape), "dtype": dtype, "sha256": digest}
-
-
-# ---------------------------------------------------------------- what it must leave alone
-
-
-def known_objects() -> dict[tuple[str, str], tuple[Any, Any, Any]]:
-    """Callables of everything that measures or compares, by owner and name, with the code they run."""
-    import triton
-    from triton.runtime import interpreter, jit
-
-    owners: list[Any] = [
-        torch, torch.Tensor, torch.nn.Module, torch.nn.functional, torch.cuda, torch.utils.flop_counter, time, os, json,
-        hashlib, hmac, builtins, np, triton, interpreter, interpreter.InterpreterBuilder, interpreter.GridExecutor,
-        interpreter.ReduceOps, interpreter.ScanOps, jit.JITFunction, Meter, sys.modules[__name__],
-    ]  # fmt: skip
-    found = {}
-    for owner in owners:
-        for name, value in list(vars(owner).items()):
-            if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
-                found[owner.__name__, name] = (owner, value, getattr(value, "__code__", None))
-    return found
-
-
-def changed_objects(kept: Mapping[tuple[str, str], tuple[Any, Any, Any]]) -> list[str]:
-    changed = []
-    for (owner_name, name), (owner, value, code) in kept.items():
-        now = vars(owner).get(name)
-        if now is not value or getattr(now, "__code__", None) is not code:
-            changed.append(f"{owner_name}.{name}")
-    return sorted(changed)
 
 
 # ---------------------------------------------------------------- the program
