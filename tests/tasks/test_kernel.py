@@ -19,6 +19,7 @@ from uniagent.adapters.sandboxes.local import LocalProvider
 from uniagent.engine.errors import InfraError, UserError
 from uniagent.engine.ports import AgentResult, Completed
 from uniagent.tasks import TaskConfigResolver
+from uniagent.tasks.base import open_sandbox
 from uniagent.tasks.check import check_sample
 from uniagent.tasks.config import ENDPOINT
 from uniagent.tasks.kernel.inside.meter import Meter, poisoned, seconds
@@ -354,3 +355,26 @@ async def test_in_a_sandbox_there_is_nothing_to_read_and_a_process_that_ends_its
         found = await task(ROW, Local(provider), provider="local").judged(text)
     assert (found.reward, found.outcome, found.flags) == (0.0, False, (flag,))
     assert said in found.details["wrong"][0]
+
+
+TRY = """
+import importlib.util, torch
+from reference import Model, get_inputs
+from solution import ModelNew
+inputs = get_inputs()
+print(torch.allclose(Model()(*inputs), ModelNew()(*inputs), atol=1e-4), importlib.util.find_spec("uniagent"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("confined")
+async def test_an_agent_can_try_its_kernel_in_its_sandbox_and_finds_no_answers_there() -> None:
+    pytest.importorskip("triton")
+    async with LocalProvider({"warm": 0}) as provider:
+        made = task(ROW, Local(provider), provider="local")
+        async with open_sandbox(made.config, Local(provider)) as box:
+            await made.setup(box)
+            await box.write(box.workdir / "solution.py", PROBLEM.kernel.encode())
+            await box.write(box.workdir / "try.py", TRY.encode())
+            done = await (await box.shell()).run("python3 try.py", timeout_s=120)
+    assert done.output.decode().splitlines()[-1] == "True None"
