@@ -32,8 +32,8 @@ SIZE, GROUPS, TURNS, ANSWER, STEPS = 2, 3, 3, 6, 6
 
 @define(eq=False)
 class Play:
-    """A run that is begun as often as it is ended before its time. ``trained`` counts samples in the line of weights that
-    goes on: what came after the last checkpoint is taken back."""
+    """A run that is begun as often as it is ended before its time. ``trained`` counts samples in the line of weights
+    that goes on: what came after the last checkpoint is taken back."""
 
     seed: int
     draw: random.Random = field(init=False)
@@ -162,7 +162,13 @@ class Play:
             prompt = np.concatenate([prompt, made.token_ids])
             await trio.sleep(self.draw.uniform(0, 8))
         return Episode(
-            f"{sample}-{replica}", "play", sample, replica, TaskResult(1.0), Export((), (), Ledger()), turns=tuple(turns)
+            f"{sample}-{replica}",
+            "play",
+            sample,
+            replica,
+            TaskResult(1.0),
+            Export((), (), Ledger()),
+            turns=tuple(turns),
         )
 
 
