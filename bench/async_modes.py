@@ -6,10 +6,11 @@ session code on a virtual clock.
 Workload ``agentic``: lognormal turns (5 to 100) and tool times, growing fourfold in tokens over the run; ``reasoning``:
 one long answer a session. Modes: ``sync``, ``one_step_off`` and ``fully_async`` (two pools, no change of roles: the
 baselines), ``colocated``, ``separate``. Each mode gets its best static split (with two pools) and its best number of
-groups under way (``staleness_threshold``), by trained tokens a second in shorter runs of the same workload. All have one
-staleness bound, batch, engine, router, limit by memory and the same sessions. The machine is
-64 accelerators, simulated as a share of them with that share of the sessions (``weight``). The real part (two cores,
-``real``) is not measured here: it is null. The last line is JSON.
+groups under way (``staleness_threshold``), by trained tokens a second in shorter runs of the same workload. All have
+one staleness bound, batch, engine, router, limit by memory and the same sessions. The machine is
+64 accelerators, simulated as a share of them with that share of the sessions (``weight``). ``bench/async_real.py`` is
+the real part: the quickstart with a slow tool, and whether the cost model predicts it. ``--part`` leaves one out
+(null). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import argparse
 import functools
 import json
 import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import async_real
 from attrs import evolve
 
 from uniagent.engine.simulate import costs as cost_model
@@ -154,11 +157,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the JSON line to this file")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated runs")
     parser.add_argument("--costs", type=Path, help="a cost model, as uniagent simulate --calibrate prints it")
+    parser.add_argument("--part", choices=("both", "sim", "real"), default="both")
     args = parser.parse_args()
     costs = cost_model.read(args.costs) if args.costs else COSTS
     started = time.perf_counter()
     sim: dict[str, Any] = {}
-    for name, workload in WORKLOADS.items():
+    for name, workload in WORKLOADS.items() if args.part != "real" else ():
         runs = measure(workload, quick=args.quick, seed=args.seed, costs=costs)
         sim[name] = figures(runs)
         print(f"{name}\n{table([r for r, _ in runs])}")
@@ -170,11 +174,17 @@ def main() -> int:
                 f"{f['staleness_threshold']:g}, stale {f['stale_share']:.2%}; 1 - eta: {gaps}"
             )
         print()
+    real = None
+    if args.part != "sim":
+        with tempfile.TemporaryDirectory() as folder:
+            size = async_real.QUICK if args.quick else async_real.FULL
+            modes = ("sync", "colocated") if args.quick else tuple(async_real.MODES)
+            real = async_real.measure(Path(folder), size, modes, held_out=not args.quick)
     shown = scenario(WORKLOADS["agentic"], Mode.SYNC, quick=args.quick, seed=args.seed, costs=costs)
     line = json.dumps(
         {
             "sim": sim,
-            "real": None,
+            "real": real,
             "accelerators": ACCELERATORS,
             "weight": ACCELERATORS / shown.accelerators,
             "steps": shown.steps,

@@ -1,5 +1,5 @@
-"""The real part of ``bench/async_modes.py``: quickstart runs whose tool takes a while, in each mode, and whether the cost
-model that is fitted to some of them predicts the others.
+"""The real part of ``bench/async_modes.py``: quickstart runs whose tool takes a while, in each mode, and whether the
+cost model that is fitted to some of them predicts the others.
 
 Every run is a process (``uniagent train``; ``torchrun`` with three ranks for separate), without evaluations; wall-clock
 is that of ``metrics.jsonl``, from the start of the run to the end of a step. The cost model is fitted to the sync runs

@@ -1,10 +1,10 @@
 """How many sessions the engines' KV has room for: a limit that moves with the length of the sessions.
 
-More sessions than that push each other's prefixes out while they wait for their tools, and every turn prefills its whole
-conversation again: throughput falls where one more session should have raised it. A session holds half of its final
-length on average over its life; the expected length is that of the latest sessions, a moving mean. Invariants: one group
-always may run, so that the limit hangs nothing; until a session has ended there is no limit. Knows no engine and no
-clock.
+More sessions than that push each other's prefixes out while they wait for their tools, and every turn prefills its
+whole conversation again: throughput falls where one more session should have raised it. A session holds half of its
+final length on average over its life; the expected length is that of the latest sessions, a moving mean. Invariants:
+one group always may run, so that the limit hangs nothing; until a session has ended there is no limit. Knows no engine
+and no clock.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NEWEST = 0.02  # weight of the newest session in the expected length
 
 @define
 class Memory:
-    """``total`` says how many tokens the engines hold, ``share`` how much of it running sessions are let hold, ``length``
-    how long an ended session has become, in tokens."""
+    """``total`` says how many tokens the engines hold, ``share`` how much of it running sessions are let hold,
+    ``length`` how long an ended session has become, in tokens."""
 
     total: Callable[[], int]
     share: float

@@ -120,8 +120,8 @@ def calibrate(run: Path, start: Costs | None = None) -> tuple[Costs, dict[str, f
 def concurrency(run: Path) -> tuple[float, float]:
     """(mean requests of a decode step, seconds of one) of a run without evaluations, prefill included.
 
-    A token waits one step, so that the sessions' engine seconds a token are a step's; the device's engine seconds a token
-    are a step's over its batch. ``batch / step_s`` tokens a second is exact; that queues count as batch is not.
+    A token waits one step, so that the sessions' engine seconds a token are a step's; the device's engine seconds a
+    token are a step's over its batch. ``batch / step_s`` tokens a second is exact; that queues count as batch is not.
     """
     summary = json.loads((run / "summary.json").read_text())
     lines = _lines(run / "episodes.jsonl", "kind")

@@ -2,8 +2,8 @@
 
 ``sandbox_dies``, ``sandbox_hangs``, ``sandbox_leaks`` and ``client_gone`` happen to session ``target`` (sample x
 group_size + replica) at its turn ``at``; ``engine_stalls`` (for ``seconds``), ``replica_lost`` (an engine that crashed)
-and ``node_lost`` (the engine, and the sessions that live beside it) to replica ``target`` at second ``at``; ``nan_step``
-and ``slow_disk`` (for ``seconds``) at step ``at``. A fault of something that is not there does nothing.
+and ``node_lost`` (the engine, and the sessions that live beside it) to replica ``target`` at second ``at``;
+``nan_step`` and ``slow_disk`` (for ``seconds``) at step ``at``. A fault of something that is not there does nothing.
 """
 
 from __future__ import annotations
