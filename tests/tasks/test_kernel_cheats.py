@@ -125,6 +125,7 @@ def result(row: dict[str, Any], record: Any, verdict: Any, **verifier: Any) -> T
     return over(record) or task(row, **verifier).result(record, verdict, [])
 
 
+OWN_SHAPE = {**ROW_SUM, "metadata": {**ROW_SUM["metadata"], "shapes": [{}]}}  # as in KernelBench
 MIXED = HONEST.replace("return out", "return torch.relu(out)")  # of sums of squares: the same
 PROBLEMS = {name: sample(one, [{k: v[0] for k, v in one.sizes.items()}, {k: v[-1] for k, v in one.sizes.items()}])
             for name, one in built_in().items()}  # fmt: skip
@@ -134,7 +135,7 @@ PROBLEMS = {name: sample(one, [{k: v[0] for k, v in one.sizes.items()}, {k: v[-1
 def runs() -> dict[str, tuple[Any, Any]]:
     """Everything this module wants to know, from one process."""
     wanted = {name: (ROW_SUM, text) for name, (text, _) in CHEATS.items()}
-    wanted |= {"honest": (ROW_SUM, HONEST), "mixed": (ROW_SUM, MIXED)}
+    wanted |= {"honest": (ROW_SUM, HONEST), "mixed": (ROW_SUM, MIXED), "its own shape": (OWN_SHAPE, HONEST)}
     for name, row in PROBLEMS.items():
         kernel = row["metadata"]["kernel"]
         wanted |= {name: (row, kernel), f"{name}: wrong": (row, kernel.replace(*row["metadata"]["mistake"]))}
@@ -186,6 +187,12 @@ def test_the_proxy_counts_what_the_kernel_moves(runs: dict[str, Any]) -> None:
     assert reference["bytes"] == 4 * (3 * rows * cols + rows * cols + rows), "x read twice, a square written and read"
     assert reference["launches"] == 2
     assert {tuple(sorted(c["computed"])) for c in record["calls"]} == {()}
+
+
+@pytest.mark.slow
+def test_a_reference_without_other_shapes_has_its_own(runs: dict[str, Any]) -> None:
+    found = result(OWN_SHAPE, *runs["its own shape"])
+    assert (found.outcome, len(found.details["solution"])) == (True, 3)
 
 
 @pytest.mark.slow
