@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import async_real
+import async_real  # type: ignore[import-not-found]
 from attrs import evolve
 
 from uniagent.engine.simulate import costs as cost_model
