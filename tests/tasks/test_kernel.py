@@ -22,8 +22,8 @@ from uniagent.tasks import TaskConfigResolver
 from uniagent.tasks.base import open_sandbox
 from uniagent.tasks.check import check_sample
 from uniagent.tasks.config import ENDPOINT
-from uniagent.tasks.kernel.inside.meter import Meter, poisoned, seconds
-from uniagent.tasks.kernel.inside.referee import difference
+from uniagent.tasks.kernel.inside.meter import Meter, on_device, poisoned, seconds
+from uniagent.tasks.kernel.inside.referee import compare, difference
 from uniagent.tasks.kernel.problems import built_in, sample, samples
 from uniagent.tasks.kernel.task import Kernel
 
@@ -288,7 +288,7 @@ def test_views_are_free_movement_costs_and_computing_is_named() -> None:
     assert set(meter.computed) == {"sum", "_local_scalar_dense"}
 
 
-def test_calls_are_timed_with_inputs_that_take_turns_and_all_streams_waited_for() -> None:
+def test_all_streams_are_waited_for_before_the_clock_starts_and_before_it_stops() -> None:
     said: list[str] = []
     ticks: Iterator[int] = iter(range(0, 10**12, 10**6))
 
@@ -297,17 +297,39 @@ def test_calls_are_timed_with_inputs_that_take_turns_and_all_streams_waited_for(
         return next(ticks)
 
     found = seconds(
-        lambda name: said.append(f"call {name}"),
-        [["a"], ["b"]],
+        lambda: said.append("call"),
+        prepare=lambda number: said.append(f"prepare {number}"),
         wait=lambda: said.append("wait"),
-        flush=lambda: said.append("flush"),
         clock=clock,
         warm_up=1,
         repeats=2,
     )
-    once = ["flush", "wait", "clock", "call a", "wait", "clock"]
-    assert said == ["call a", *once, *("call b" if one == "call a" else one for one in once)]
+    once = ["wait", "clock", "call", "wait", "clock"]
+    assert said == ["prepare 0", *once, "prepare 1", *once, "prepare 2", *once]
     assert found == pytest.approx(1e-3)
+
+
+def test_what_timed_calls_give_is_kept_to_be_compared() -> None:
+    sets = [[torch.full((4,), float(n)), n] for n in range(3)]
+    out = torch.empty(4)
+
+    def reuses(x: torch.Tensor, n: int) -> torch.Tensor:
+        return torch.add(x, n, out=out)
+
+    kept: dict[int, torch.Tensor] = {}
+
+    def remembers(x: torch.Tensor, n: int) -> torch.Tensor:
+        return kept.setdefault(x.data_ptr(), x + n)
+
+    _, given = on_device(reuses, sets, "cpu", warm_up=2, repeats=5)
+    assert [one[0].item() for one in given] == [0.0, 2.0, 4.0]
+    _, given = on_device(remembers, sets, "cpu", warm_up=2, repeats=5)
+    assert [one[0].item() for one in given] == [0.0, 0.0, 0.0]
+
+
+def test_a_call_that_was_left_out_is_wrong(tmp_path: Path) -> None:
+    found = compare(PROBLEM.reference, [{"ROWS": 2, "COLS": 8}], [1, 2], "cpu", [], tmp_path)
+    assert found["wrong"] == ["shape {'ROWS': 2, 'COLS': 8}: it was not called with all inputs"]
 
 
 # ---------------------------------------------------------------- the whole

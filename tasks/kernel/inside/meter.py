@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
@@ -176,29 +176,25 @@ def _floats(data: Any) -> int:
 
 
 def seconds(
-    call: Callable[..., Any],
-    sets: Sequence[Sequence[Any]],
+    call: Callable[[], Any],
     *,
+    prepare: Callable[[int], Any],
     wait: Callable[[], None],
-    flush: Callable[[], Any],
     clock: Callable[[], int] = time.perf_counter_ns,
     warm_up: int = 10,
     repeats: int = 50,
 ) -> float:
-    """The median seconds of a call. The input sets take turns; ``wait`` ends when nothing runs on the device any more,
-    on whatever stream; ``flush`` empties its caches. Before the clock starts, and within it after the call, all is
-    waited for."""
-    for number in range(warm_up):
-        call(*sets[number % len(sets)])
+    """The median seconds of a call. ``prepare`` gets the number of each call before it; ``wait`` ends when nothing runs
+    on the device any more, on whatever stream: it is called before the clock starts, and before it stops."""
     found = []
-    for number in range(repeats):
-        flush()
+    for number in range(warm_up + repeats):
+        prepare(number)
         wait()
         started = clock()
-        call(*sets[number % len(sets)])
+        call()
         wait()
         found.append(clock() - started)
-    return statistics.median(found) / 1e9
+    return statistics.median(found[warm_up:]) / 1e9
 
 
 def device_kernels(call: Callable[..., Any], inputs: Sequence[Any]) -> int:
@@ -212,7 +208,35 @@ def device_kernels(call: Callable[..., Any], inputs: Sequence[Any]) -> int:
     return sum("at::native" not in name and not name.startswith(("Memcpy", "Memset")) for name in names)
 
 
-def on_device(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> float:
-    """``seconds`` on the GPU, its second-level cache flushed before every call."""
-    scratch = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    return seconds(call, sets, wait=torch.cuda.synchronize, flush=scratch.zero_)
+def on_device(
+    model: Callable[..., Any], sets: Sequence[Sequence[Any]], device: str, *, warm_up: int = 10, repeats: int = 50
+) -> tuple[float, list[Any]]:
+    """``seconds`` on the GPU, and what the last call with each input set gave. The sets take turns in the same tensors,
+    filled anew before every call; then the second-level cache is flushed."""
+    scratch = torch.empty(256 << 20, dtype=torch.int8, device=device)
+    buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in sets[0]]
+    given: list[Any] = [None] * len(sets)
+    turn = 0
+
+    def prepare(number: int) -> None:
+        nonlocal turn
+        given[turn] = tree_map_only(torch.Tensor, torch.clone, given[turn])  # a model may use its outputs again
+        turn = number % len(sets)
+        for place, value in enumerate(sets[turn]):
+            buffers[place] = filled(buffers[place], value)
+        scratch.zero_()
+
+    def call() -> None:
+        given[turn] = model(*buffers)
+
+    with torch.no_grad():
+        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        found = seconds(call, prepare=prepare, wait=wait, warm_up=warm_up, repeats=repeats)
+    return found, given
+
+
+def filled(old: Any, new: Any) -> Any:
+    """The old tensor with the new content, where that fits."""
+    if not isinstance(new, torch.Tensor):
+        return new
+    return old.copy_(new) if old.shape == new.shape and old.dtype == new.dtype else new.clone()

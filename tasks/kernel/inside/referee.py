@@ -55,7 +55,6 @@ def compare(
     wrong: list[str] = []
     remembered = False
     costs, times = [], []
-    given = {(call["shape"], call["turn"]): call["outputs"] for call in calls}
     for number, constants in enumerate(shapes):
         reference = Reference(code, constants)
         model = reference.model(seeds[0], device)
@@ -69,14 +68,16 @@ def compare(
             wanted.append([one.detach().cpu() for one in (out if isinstance(out, (tuple, list)) else [out])])
         costs.append(meter.as_json())
         if device != "cpu":
-            with torch.no_grad():
-                times.append(on_device(model, rotated))
-        for turn in range(len(seeds)):
-            found = [read(folder, one) for one in given.get((number, turn), ())]
+            times.append(on_device(model, rotated, device)[0])
+        own = [call for call in calls if call["shape"] == number]
+        if {call["turn"] for call in own} != set(range(len(seeds))):
+            wrong.append(f"shape {dict(constants) or number}: it was not called with all inputs")
+        for call in own:
+            found, turn = [read(folder, one) for one in call["outputs"]], call["turn"]
             problem = _wrong(found, wanted[turn])
             if problem:
                 wrong.append(f"shape {dict(constants) or number}, inputs {turn + 1}: {problem}")
-                remembered |= any(not _wrong(found, wanted[earlier]) for earlier in range(turn))
+                remembered |= any(not _wrong(found, wanted[other]) for other in range(len(seeds)) if other != turn)
     return {"wrong": wrong, "remembered": remembered, "costs": costs, "seconds": times}
 
 

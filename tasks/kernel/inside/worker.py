@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first use of a dispatch mode loads it, and it replaces functions of torch then
 
-from uniagent.tasks.kernel.inside.meter import Meter, device_kernels, kernels_counted, on_device
+from uniagent.tasks.kernel.inside.meter import Meter, device_kernels, filled, kernels_counted, on_device
 from uniagent.tasks.kernel.inside.problem import Reference, built, moved
 from uniagent.tasks.kernel.inside.watch import changed_objects, host_reads_noted, known_objects
 
@@ -88,16 +88,16 @@ def examine(solution: Path, drawn_sets: Sequence[Drawn], device: str, outputs: P
                 model = built(kind, one.init_inputs, one.seed, device)
                 buffers = moved([_copied(value) for value in one.inputs[0]], device)
                 for turn, values in enumerate(one.inputs):
-                    buffers = [_filled(old, new) for old, new in zip(buffers, moved(values, device), strict=True)]
+                    buffers = [filled(old, new) for old, new in zip(buffers, moved(values, device), strict=True)]
                     call, given = called(model, buffers, metered, flags, device)
                     if not all(_same(now, value) for now, value in zip(buffers, moved(values, device), strict=True)):
                         flags.append("inputs_changed")
                     files = [written(out, outputs / f"{number}-{turn}-{n}") for n, out in enumerate(given)]
                     record["calls"].append({"shape": number, "turn": turn, **call.as_json(), "outputs": files})
                 if device != "cpu":
-                    rotated = [moved(values, device) for values in one.inputs]
-                    with torch.no_grad():
-                        record["seconds"].append(on_device(model, rotated))
+                    taken, given = on_device(model, [moved(values, device) for values in one.inputs], device)
+                    record["seconds"].append(taken)
+                    record["calls"] += timed(number, given, outputs, flags)
         except BaseException:  # noqa: BLE001, whatever an agent's code raises is its own
             record["error"] = traceback.format_exc()[-4000:]
         metered[:] = notes
@@ -132,24 +132,33 @@ def called(
             torch.cuda.synchronize()
     finally:
         metered.pop()
-    outputs = list(given) if isinstance(given, (tuple, list)) else [given]
-    if not all(type(out) is torch.Tensor for out in outputs):
-        flags.append("not_a_tensor")  # a subclass could compute when it is looked at
-        return meter, []
+    outputs = plain(given, flags)
     if not meter.kernels and (device == "cpu" or not device_kernels(model, inputs)):
         flags.append("no_kernel")
     return meter, [out.detach().clone() for out in outputs]
 
 
+def plain(given: Any, flags: list[str]) -> list[torch.Tensor]:
+    """What a call gave, as a list; empty where not all are tensors: a subclass could compute when looked at."""
+    outputs = list(given) if isinstance(given, (tuple, list)) else [given]
+    if all(type(out) is torch.Tensor for out in outputs):
+        return outputs
+    flags.append("not_a_tensor")
+    return []
+
+
+def timed(shape: int, given: Sequence[Any], outputs: Path, flags: list[str]) -> list[dict[str, Any]]:
+    """The outputs of timed calls, to be compared too: speed may not come from calls that give something else."""
+    nothing = Meter().as_json()
+    return [
+        {"shape": shape, "turn": turn, **nothing,
+         "outputs": [written(out, outputs / f"{shape}-{turn}-{n}-timed") for n, out in enumerate(plain(one, flags))]}
+        for turn, one in enumerate(given)
+    ]  # fmt: skip
+
+
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _filled(old: Any, new: Any) -> Any:
-    """The old tensor with the new content, where that fits."""
-    if isinstance(new, torch.Tensor) and old.shape == new.shape and old.dtype == new.dtype:
-        return old.copy_(new)
-    return _copied(new)
 
 
 def _same(one: Any, other: Any) -> bool:
