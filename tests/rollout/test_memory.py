@@ -41,9 +41,7 @@ def test_the_expected_length_follows_the_sessions() -> None:
     size=st.integers(1, 4),
     threshold=st.floats(0, 3),
 )
-def test_running_sessions_fit_and_batches_come(
-    seed: int, total: int, size: int, threshold: float
-) -> None:
+def test_running_sessions_fit_and_batches_come(seed: int, total: int, size: int, threshold: float) -> None:
     running: list[int] = []
 
     async def main() -> None:
