@@ -9,6 +9,7 @@ at the latencies 0 and ``LATENCY_S`` and predicts all modes at ``HELD_OUT_S``.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -28,6 +29,7 @@ from uniagent.engine.simulate.world import simulate
 
 ROOT = Path(__file__).parents[1]
 LATENCY_S, HELD_OUT_S, SIGMA = 0.5, 1.0, 1.0
+DRAWS = 8  # simulated runs of a prediction
 GOAL = 0.7  # success, mean of the last three batches
 ASYNC = ("rollout.staleness_threshold=1", "rollout.max_staleness=4")
 MODES: dict[str, tuple[str, ...]] = {
@@ -128,7 +130,8 @@ def fit(runs: Sequence[tuple[Path, float]]) -> tuple[Costs, Workload]:
 
 def workload(runs: Sequence[Path]) -> Workload:
     episodes = [r.episode for run in runs for r in read(run / "episodes.jsonl") if r.episode.export.trajectories]
-    answers = statistics.fmean(len(e.export.fates) for e in episodes)
+    turns = [len(e.export.fates) for e in episodes]
+    answers = statistics.fmean(turns)
     sampled = statistics.fmean(e.export.ledger.sampled for e in episodes)
     length = statistics.fmean(sum(len(t.token_ids) for t in e.export.trajectories) for e in episodes)
     prompt = statistics.fmean(e.export.trajectories[0].actions[0].start for e in episodes)
@@ -136,9 +139,9 @@ def workload(runs: Sequence[Path]) -> Workload:
     return Workload(
         prompt_tokens=round(prompt),
         turns=answers,
-        turns_sigma=0.3,
-        turns_min=1,
-        turns_max=4,
+        turns_sigma=statistics.pstdev(math.log(n) for n in turns),
+        turns_min=min(turns),
+        turns_max=max(turns),
         answer_tokens=sampled / answers,
         answer_sigma=0.3,
         tool_tokens=observed,
@@ -148,6 +151,7 @@ def workload(runs: Sequence[Path]) -> Workload:
 
 
 def predicted_s(costs: Costs, given: Workload, mode: str, latency_s: float, size: Size) -> float:
+    """Mean of several draws: with few steps a real run is one of a wide distribution."""
     scenario = Scenario(
         mode=Mode(mode),
         accelerators=3 if mode == "separate" else 1,
@@ -160,7 +164,7 @@ def predicted_s(costs: Costs, given: Workload, mode: str, latency_s: float, size
         costs=evolve(costs, accelerators=1, kv_tokens=64 * 512),
         workload=evolve(given, tool_s=latency_s, samples=size.steps * size.groups),
     )
-    return simulate(scenario).wall_s
+    return statistics.fmean(simulate(evolve(scenario, seed=seed)).wall_s for seed in range(DRAWS))
 
 
 def measure(folder: Path, size: Size, modes: Sequence[str] = tuple(MODES), *, held_out: bool = True) -> dict[str, Any]:
