@@ -117,8 +117,8 @@ class Rollout:
     )
     memory_share: float = key(
         0.0,
-        "no group starts while running sessions are expected to hold more than this share of the engines' KV; 0: no such "
-        "limit",
+        "no group starts while running sessions are expected to hold more than this share of the engines' KV; 0: no "
+        "such limit",
         at_least=0,
     )
     session_timeout_s: float = key(300.0, "wall-clock of one session; then it ends as an agent failure", at_least=1)
