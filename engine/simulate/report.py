@@ -28,8 +28,8 @@ class Report:
     that admission gives sessions, by what the sessions of trained groups did with them: in the engine or its queue,
     outside (tools, sandboxes), ended but a sibling runs, group complete but not in a batch; the rest stood empty,
     trained, or belonged to groups that the run's end cut off. ``gaps`` are what 1 - eta is made of, as shares
-    of all accelerators' time: idle; prompts prefilled again after updates; tokens sampled and not trained; and what engines took longer than
-    at a batch that fills the KV (in sync, where the longest session is the bound, that is negative)."""
+    of all accelerators' time: idle; prompts prefilled again after updates; tokens sampled and not trained; and what
+    engines took longer than at a batch that fills the KV (in sync, bound by its longest session, that is negative)."""
 
     mode: str
     steps: int
