@@ -72,7 +72,7 @@ WORKLOADS = {
 
 
 def scenario(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: Costs) -> Scenario:
-    share, steps, groups = (8, 24, 4) if quick else (16, 200, 8)
+    share, steps, groups = (8, 16, 4) if quick else (16, 200, 8)
     return Scenario(
         mode=mode,
         accelerators=share,
@@ -92,7 +92,8 @@ def scenario(workload: Workload, mode: Mode, *, quick: bool, seed: int, costs: C
 def best(given: Scenario, *, quick: bool) -> Scenario:
     """The split (up to half of the machine for training), and then the threshold, with most trained tokens a second."""
     each = given.costs.accelerators
-    steps = given.steps // 2 if quick else given.steps // 10
+    steps = given.steps // 4 if quick else given.steps // 10
+    thresholds = THRESHOLDS[-1:] if quick else THRESHOLDS
     short = evolve(given, steps=steps, workload=evolve(given.workload, samples=steps * given.groups_per_step))
     chosen: dict[str, Any] = {}
     if given.mode.pools:
@@ -100,7 +101,7 @@ def best(given: Scenario, *, quick: bool) -> Scenario:
         chosen["train_accelerators"] = max(splits, key=lambda n: rate(evolve(short, train_accelerators=n)))
     if given.mode.stale:
         chosen["staleness_threshold"] = max(
-            THRESHOLDS, key=lambda t: rate(evolve(short, **chosen, staleness_threshold=t))
+            thresholds, key=lambda t: rate(evolve(short, **chosen, staleness_threshold=t))
         )
     return evolve(given, **chosen)
 
